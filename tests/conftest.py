@@ -6,6 +6,7 @@ so each test has its own topics.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import secrets
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if "apache_kafka" in parameters:
             brokers |= {_fixture_of(parameters["apache_kafka"])}
-        if brokers:
+        if brokers and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group("+".join(sorted(brokers))))
     result = yield
     items.sort(key=_place)
@@ -73,6 +74,13 @@ def _place(item: pytest.Item) -> int:
     if {"e2e", "demo"}.intersection(item.path.parts) or item.path.name == "test_readme.py":
         return 0
     return 1 if item.get_closest_marker("xdist_group") else 2
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep Python's garbage collector from visiting the thousands of tests again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

@@ -254,16 +254,19 @@ def test_a_broker_out_of_reach_is_tried_again_after_a_pause(pipeline, world, bro
     assert kinds(collect_all(pipeline)) == [type(None)]
 
 
-def test_a_broker_out_of_reach_is_not_waited_for_at_every_send(client, world, brokers):
+def test_a_broker_out_of_reach_is_not_waited_for_at_every_send(world, brokers):
     silent = socket.create_server(("127.0.0.1", 0), backlog=1)
-    with silent, client.pipeline() as pipeline:
+    settings = quick(
+        brokers[1].address, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000
+    )
+    with silent, ClusterClient(settings) as client, client.pipeline() as pipeline:
         brokers[2].close()
         brokers[2].port = silent.getsockname()[1]  # accepts, says nothing
         pipeline.send([(T1, batch())])
         collect_all(pipeline)
         begun = time.monotonic()
         pipeline.send([(T1, batch()), (T0, batch())])
-        assert time.monotonic() - begun < 0.5, "connect_timeout_ms is 1000"
+        assert time.monotonic() - begun < 1, "connect_timeout_ms is 1000"
         assert set(kinds(collect_all(pipeline))) == {type(None), UnavailableError}
 
 

@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from kit.judges.collected import collect
+from kit.judges.collected import GROUP, functions
+
+pytestmark = GROUP
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "mirrormaker-parity.md"
@@ -67,7 +69,7 @@ def test_every_verdict_has_a_test_or_a_reason(rows: list[Row]) -> None:
 
 
 def test_every_named_test_is_collected_and_every_case_carried(rows: list[Row]) -> None:
-    carried = collect(*{test.partition("::")[0] for row in rows for test in row.tests})
+    carried = functions()
     for test, ids in carried.items():
         ids |= {one.upper() for one in _NUMBER.findall(test.partition("::")[2])}
     for row in rows:

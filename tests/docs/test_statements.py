@@ -8,16 +8,14 @@ The tests for a log directory in a bucket are collected, to see that they run on
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from kit.judges.collected import GROUP, collected
 from kit.runs.commands import logmirror
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -72,20 +70,12 @@ def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str, shown: st
         assert name in carried(file)[test], (file, test)
 
 
+@GROUP
 def test_the_tests_of_a_bucket_run_on_one() -> None:
     shown = [_TEST.findall(cell) for place, _, cell in SHOWN if place == "bucket"]
     tests = {f"{file}::{test}" for found in shown for file, test in found}
     tests = {one for one in tests if not one.startswith(("tests/broker/bucket/", "tests/docs/"))}
-    files = sorted({one.partition("::")[0] for one in tests})
-    collected = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *files],
-        cwd=ROOT,
-        env=os.environ | {"LOGMIRROR_TEST_TIER": "all"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    runs = {line.partition("[")[0] for line in collected.splitlines() if "bucket" in line}
+    runs = {test.partition("[")[0] for test in collected() if "bucket" in test.partition("[")[2]}
     assert tests - runs == set()
 
 

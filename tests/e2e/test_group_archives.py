@@ -37,6 +37,8 @@ from logmirror.testing import check_tiles
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.xdist_group("e2e-groups")
+
 FLUSH = {"max-time-ms": 60_000, "max-bytes": 1 << 20, "max-offsets": 100}
 INTERVAL_MS = 200
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from kit.judges.clients import Row
 
+pytestmark = pytest.mark.xdist_group("e2e-groups")
+
 
 @pytest.fixture(params=["preserve", "translate"])
 def world(request, kafka_431, topic_name, tmp_path) -> Iterator[World]:

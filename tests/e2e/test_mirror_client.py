@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from kit.servers.kafka import ApacheKafka
 
+pytestmark = pytest.mark.xdist_group("e2e-groups")
+
 COMPACTED = {"cleanup.policy": "compact"}
 CLASS = "replication.policy.class"
 SEPARATOR = "replication.policy.separator"

@@ -39,16 +39,13 @@ def rows(bootstrap, topic):
     ]
 
 
-def end_of(bootstrap, topic):
+def end_of(consumer, topic):
     """The sum of the high watermarks; 0 while the topic does not exist."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "unused", "log_level": 0})
     try:
         places = [TopicPartition(topic, n) for n in PARTITIONS]
         return sum(consumer.get_watermark_offsets(place, 20)[1] for place in places)
     except KafkaException:
         return 0
-    finally:
-        consumer.close()
 
 
 def archived(folder, server, topic, form):
@@ -96,21 +93,22 @@ def test_a_killed_restore_from_a_bucket_ends_exact(kafka_431, tmp_path, form):
             restore = mirror_to_cluster(topic, mounted, cluster, max_batch_bytes=0)
             config = write_config(tmp_path / "restore.json", restore)
             total, hits = sum(found[-1].offset for found in wanted), 0
+            looking = Consumer({"bootstrap.servers": cluster, "group.id": "unused", "log_level": 0})
             run = InlineRun(config, folder=tmp_path)
             for number in range(KILLS):
-                before = end_of(cluster, topic)
+                before = end_of(looking, topic)
                 wait_until(
-                    lambda end=before: end_of(cluster, topic) > min(end, total),
+                    lambda end=before: end_of(looking, topic) > min(end, total),
                     what=lambda run=run: f"progress:\n{run.text}",
                 )
-                time.sleep(chooser.uniform(0, 0.3))
+                time.sleep(chooser.uniform(0, 0.3) if number else 0)
                 target = TARGETS[(seed + number) % len(TARGETS)]
                 assert run.alive, run.text
                 if target != "run":
                     broker.kill()
                 if target != "broker":
                     run.kill()
-                end = end_of(cluster, topic)
+                end = end_of(looking, topic)
                 hits += end < total
                 print(f"killed {target} at {end} of {total}")  # noqa: T201  # the same
                 if target != "run":
@@ -118,6 +116,7 @@ def test_a_killed_restore_from_a_bucket_ends_exact(kafka_431, tmp_path, form):
                 if target != "broker":
                     run = InlineRun(config, folder=tmp_path)
             run.kill()
+            looking.close()
             result = run_now(config)
             assert result.returncode == 0, result.stderr
     assert hits > 0

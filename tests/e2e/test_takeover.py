@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kit.servers.kafka import ApacheKafka
     from kit.servers.machine import Process
 
+pytestmark = pytest.mark.xdist_group("e2e-groups")
+
 PARTITIONS = 2
 BURST = 20_000
 

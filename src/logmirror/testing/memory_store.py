@@ -67,7 +67,7 @@ class MemoryStore:
     def names(self, folder: str, after: str = "") -> Iterator[str]:
         """See `BlobStore.names`."""
         self.before("names", folder)
-        found = (name.rpartition("/") for name in self.objects)
+        found = (name.rpartition("/") for name in list(self.objects))  # others create meanwhile
         names = (name for parent, _, name in found if parent == folder and name[0] != ".")
         return iter(sorted(name for name in names if name > after))
 

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import uuid
+import weakref
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -112,11 +113,20 @@ class ScriptedBroker:
         return [request for key, _, request in self.requests if key == api_key]
 
     def close(self):
+        """Refuse connections from now on: no other server gets the port."""
+        if self._closing:
+            return
         self._closing = True
+        address = self._listener.getsockname()
         for one in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
+        reserved = socket.socket()
+        weakref.finalize(self, reserved.close)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            reserved.bind(address)
         for thread in self._threads:
             thread.join(5)
 

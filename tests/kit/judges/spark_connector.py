@@ -37,7 +37,7 @@ _JARS: Final = (
 )
 """What it needs beyond the jars of PySpark; its dependencies list these again."""
 
-_TIMEOUT_S: Final = 120
+_TIMEOUT_S: Final = 240
 _PER_TRIGGER: Final = 100
 
 

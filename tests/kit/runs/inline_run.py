@@ -133,7 +133,12 @@ class InlineRun(Run):
 
     def processes(self) -> list[psutil.Process]:
         """The one process, if it is alive."""
-        return [psutil.Process(self.pid)] if self.alive else []
+        if not self.alive:
+            return []
+        try:
+            return [psutil.Process(self.pid)]
+        except psutil.NoSuchProcess:  # it has just ended
+            return []
 
 
 def main() -> NoReturn:
