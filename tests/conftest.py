@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "statement(*ids): shows rows of docs/broker-statements.md")
     config.addinivalue_line("markers", "gate(reason): runs in .ci/run after `make test`")
     config.addinivalue_line("markers", "thinned: runs smaller in `make test`, in full in .ci/run")
+    config.addinivalue_line("markers", "slow: not in `make check`")
     config.addinivalue_line("markers", "in_bucket(tier): see tests/broker/conftest.py")
     config.addinivalue_line("markers", "jvm: starts a JVM")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _TIERS: Final = {
     "gate": pytest.mark.gate("the same clients on a log dir in a bucket"),
-    "test": pytest.mark.thinned,
+    "test": pytest.mark.slow,
 }
 _SMALL: Final = {"segment_bytes": 200_000}
 

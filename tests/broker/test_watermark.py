@@ -37,7 +37,7 @@ ERRORS_OF_A_KILL = (OSError, EOFError, AssertionError)
     params=[
         ("directory", True),
         ("directory", False),
-        pytest.param(("bucket", True), marks=pytest.mark.thinned),
+        pytest.param(("bucket", True), marks=pytest.mark.slow),
     ],
     ids=["flush on ack", "background flush", "flush on ack, in a bucket"],
 )

@@ -8,7 +8,8 @@
 
 The environment variable `LOGMIRROR_TEST_TIER` selects the tier. Markers: `gate` for tests that only
 the gate and the nights run, each with its reason; `thinned` for tests that run smaller in `test`,
-not in `check`; `jvm` for tests that start a JVM where their fixtures do not show it.
+not in `check`; `slow` for tests that `check` leaves out and all others run once; `jvm` for tests
+that start a JVM where their fixtures do not show it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def is_selected(item: pytest.Item) -> bool:
     is_of_the_gate = item.get_closest_marker("gate") is not None
     is_thinned = item.get_closest_marker("thinned") is not None
     if TIER == "check":
-        return not (is_of_the_gate or is_thinned or starts_a_jvm(item))
+        is_slow = item.get_closest_marker("slow") is not None
+        return not (is_of_the_gate or is_thinned or is_slow or starts_a_jvm(item))
     if TIER == "test":
         return not is_of_the_gate
     if TIER == "gate":

@@ -37,8 +37,8 @@ from logmirror.wire.rebatch import stamp
 TRANSLATED = ("Kafka", "translate")
 SENT, NOTED = "translate.sent", "translate.noted"
 
-SEEDS = sized(150, 500, 10_000)
-STRIDE = sized(9, 3, 1)
+SEEDS = sized(75, 500, 10_000)
+STRIDE = sized(13, 3, 1)
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 

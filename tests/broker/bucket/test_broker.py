@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import S3Server
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 SMALL = ("--override", "log.segment.bytes=100000")
 KILLS = sized(3, 8, 30)
 
@@ -50,6 +50,7 @@ def brokers(
         broker.__exit__()
 
 
+@pytest.mark.thinned
 @pytest.mark.statement("C7", "N8")
 def test_machines_that_burn_down_lose_nothing_acknowledged(brokers):
     broker = brokers().start()

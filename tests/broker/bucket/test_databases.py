@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 EXAMPLES = sized(25, 150, 1_000)
 
 
@@ -51,6 +51,7 @@ def run(examples: int = EXAMPLES, *, derandomize: bool = False) -> None:
     )
 
 
+@pytest.mark.thinned
 def test_the_chain_and_the_databases_agree_after_any_end() -> None:
     run()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import S3Server
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 SMALL = ("--override", "log.segment.bytes=100000")
 IDEMPOTENT = {"enable.idempotence": True}
 ROUNDS = sized(2, 3, 10)
@@ -111,6 +111,7 @@ def test_no_fault_of_a_request_loses_or_duplicates_a_record(brokers, proxy, faul
     assert proxy.spoiled
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("seed", range(sized(1, 3, 20)))
 def test_faults_in_any_order_and_kills_lose_or_duplicate_no_record(brokers, proxy, seed):
     chance = random.Random(seed)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 LATE_S = 20
 """After which changes and producers get an error."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kit.servers.bucket_broker import BucketBroker
 
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 TIMEOUT_S = 9
 TAKEOVERS = sized(1, 2, 6)
 
@@ -48,6 +48,7 @@ def listens(broker: BucketBroker) -> bool:
     return b"\nlistening on " in b"\n" + broker.log.read_bytes()
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("end", ["kill", "pause"])
 def test_clients_of_an_owner_that_is_gone_continue_at_the_standby(machines, end):
     owner, standby = machines("--standby").start(), machines("--standby")

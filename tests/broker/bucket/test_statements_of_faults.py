@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from broker.bucket.conftest import Proxied
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 CORRUPT_MESSAGE = 2
 STORAGE = 56
 ALWAYS = 10**9
@@ -349,6 +349,7 @@ def test_t14_an_outage_is_never_an_offset_out_of_range(proxied):
     assert rows == expected(topic, range(BATCHES))[7:]
 
 
+@pytest.mark.thinned
 @pytest.mark.statement("C14")
 def test_c14_clients_see_no_error_of_a_bucket_that_fails_often(proxied):
     found = proxied(commit_timeout_ms=20_000, segment_bytes=100_000)
@@ -415,6 +416,7 @@ def test_c10_a_changed_bit_is_never_served_and_its_object_is_named(proxied, wher
     assert path.name in found.broker.log.read_text()
 
 
+@pytest.mark.thinned
 @pytest.mark.statement("C13")
 def test_c13_many_acknowledgements_of_one_record_are_read_in_a_few_requests(proxied):
     """Those of the client are two. Those to the bucket are as many as its objects, not records."""

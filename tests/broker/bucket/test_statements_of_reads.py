@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from broker.bucket.conftest import Proxied
 
-pytestmark = pytest.mark.thinned
+pytestmark = pytest.mark.slow
 OUT_OF_RANGE = 1
 NEVER = str(2**63 - 1)
 HOUR_MS = "3600000"
