@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from broker_report import groups_section, load_section, start_section  # noqa: E402  # after the path is set
+from bucket_report import bucket_section  # noqa: E402  # as above
 from checkpoints_report import checkpoint_section  # noqa: E402  # as above
 from forward_report import sections, table  # noqa: E402  # as above
 from mounted_report import mounted_section  # noqa: E402  # as above
@@ -228,6 +229,8 @@ number of groups depends on the limit of open files. Both brokers have \
 
 {groups_section(found["groups"])}
 
+{bucket_section(found["bucket"])}
+
 {checkpoint_section(found["checkpoints"])}
 
 ## Kernels
@@ -255,6 +258,7 @@ def main() -> None:
         "broker": run("broker_start.py", "--rounds", options.rounds),
         "load": run("broker_load.py", "--rounds", options.rounds),
         "groups": run("broker_groups.py"),
+        "bucket": run("bucket_load.py"),
         "checkpoints": run("checkpoints.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }

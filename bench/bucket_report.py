@@ -1,0 +1,56 @@
+"""The section of docs/bench.md about a log dir in a bucket."""
+
+from __future__ import annotations
+
+from forward_report import table
+
+COLD_GOAL = 0.5
+
+
+def load_table(found: dict) -> str:
+    """Acknowledgements, from `bucket_load.py`."""
+    titles = ["producers x records in flight, partitions", "acks/s", "p50, ms", "p99, ms"]
+    titles += ["requests/s", "requests per 10,000 acks", "commit objects per 10,000 acks"]
+    titles += ["Kafka on disk: acks/s", "p50, ms", "p99, ms"]
+    rows = []
+    for name, figures in found["bucket"].items():
+        row = [name, *_acks(figures), f"{figures['requests_s']:.1f}"]
+        row += [f"{figures['requests']:,.0f}", f"{figures['commits']:,.0f}"]
+        disk = found["kafka"].get(name)
+        rows.append([*row, *(_acks(disk) if disk else ["-"] * 3)])
+    return table(titles, rows)
+
+
+def _acks(figures: dict) -> list[str]:
+    return [
+        f"{figures['acks_s']:,.0f}",
+        *(f"{figures[key]:,.1f}" for key in ("p50_ms", "p99_ms")),
+    ]
+
+
+def reading_table(found: dict) -> str:
+    """Catching up, from `bucket_load.py`."""
+    alone = found["client_mb_s"]
+    rows = []
+    for name, key in (
+        ("a new machine, cold", "cold_mb_s"),
+        ("its copies", "again_mb_s"),
+        ("the S3 client alone", "client_mb_s"),
+    ):
+        ratio = found[key] / alone
+        reached = "reached" if ratio >= COLD_GOAL else "**no**"
+        rows.append([name, f"{found[key]:.0f}", f"{ratio:.2f}", reached if "cold" in key else "-"])
+    return table(["read from", "MB/s", "part of the client's", f"goal {COLD_GOAL}"], rows)
+
+
+def bucket_section(found: dict) -> str:
+    """The whole section, with its heading."""
+    return (
+        "## A log directory in a bucket\n\n"
+        "Versity's S3 gateway on the same machine, the broker's defaults: a response to `acks=all` "
+        "waits for a commit object, of which there is at most one every 100 ms. Records of 1 KiB. "
+        "Apache Kafka on disk has no flush before its responses.\n\n"
+        + load_table(found)
+        + f"\n\n{found['megabytes']} MB of one partition, read with kcat; the client gets the same "
+        "objects one after the other:\n\n" + reading_table(found["catch_up"])
+    )
