@@ -180,8 +180,9 @@ def read_mb_s(bootstrap: str, topic: str, records: int) -> float:
 def client_mb_s(server: S3Server, bucket: str, topic: str) -> float:
     """Get the topic's objects with the S3 client alone."""
     store = S3Store(server.location(bucket))
-    folder = f"{LOG_DIR}/{topic}/0"
-    names = [f"{folder}/{name}" for name in store.names(folder)]
+    root = server.files(bucket)
+    found = sorted((root / LOG_DIR).glob(f"{topic}*/**/*"))
+    names = [str(path.relative_to(root)) for path in found if path.is_file()]
     began_s = time.perf_counter()
     size = sum(len(store.read(name)) for name in names)
     return size / (time.perf_counter() - began_s) / 1e6
