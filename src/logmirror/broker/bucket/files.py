@@ -1,17 +1,20 @@
 """The working folder of a log dir in a bucket: its files are copies, fetched when they are missing.
 
 A sealed segment may be removed from it once its object exists. Beyond a limit the files that were
-not opened for longest are removed; responses in progress keep theirs.
+not opened for longest are removed; responses in progress keep theirs. A file is fetched once, by
+whoever needs it first; others wait for it and get its error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import secrets
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.disk import Disk, OpenFile
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _COPY_BYTES: Final = 4 * 1024 * 1024
+_AHEAD_MAX: Final = 4
+"""Files that are fetched ahead at the same time; further ones wait for the read that needs them."""
 
 
 class BucketDisk(Disk):
@@ -46,6 +51,8 @@ class BucketDisk(Disk):
         self._lock = threading.Lock()
         self._folders: dict[Path, str] = {}
         self._kept: OrderedDict[Path, int] = OrderedDict()
+        self._fetching: dict[Path, Future[None]] = {}
+        self._ahead: set[Path] = set()
         self.held_bytes = 0
         self.hits = self.misses = self.fetched_bytes = 0
 
@@ -103,7 +110,50 @@ class BucketDisk(Disk):
     def _name(self, path: Path) -> str:
         return f"{self._folders[path.parent]}/{path.name}"
 
+    def read_ahead(self, path: Path) -> None:
+        """See `Disk.read_ahead`."""
+        with self._lock:
+            is_known = path in self._kept or path in self._fetching or path in self._ahead
+            if is_known or path.parent not in self._folders or len(self._ahead) >= _AHEAD_MAX:
+                return
+            self._ahead.add(path)
+        threading.Thread(
+            target=self._fetch_ahead, args=(path,), name="logmirror-read-ahead", daemon=True
+        ).start()
+
+    def _fetch_ahead(self, path: Path) -> None:
+        try:
+            if not path.exists():
+                self._fetched(path)
+        except OSError:
+            pass  # already said; the read that needs the file tries again
+        finally:
+            with self._lock:
+                self._ahead.discard(path)
+
     def _fetched(self, path: Path) -> OpenFile:
+        with self._lock:
+            other = self._fetching.get(path)
+            if other is None:
+                mine = self._fetching[path] = Future[None]()
+        if other is not None:
+            other.result()
+            with contextlib.suppress(FileNotFoundError):
+                return super().open_for_reading(path)
+            return self._fetch(path)  # the limit is small: it was removed again
+        try:
+            file = self._fetch(path)
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        else:
+            mine.set_result(None)
+            return file
+        finally:
+            with self._lock:
+                del self._fetching[path]
+
+    def _fetch(self, path: Path) -> OpenFile:
         size, part = 0, path.with_name(f".{secrets.token_hex(8)}.fetched")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

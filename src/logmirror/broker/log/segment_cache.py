@@ -77,6 +77,11 @@ class SegmentCache:
             self._keep(segment, *found)
         return found
 
+    def read_ahead(self, segment: Segment) -> None:
+        """Note that a sealed segment will be read soon. Never blocks."""
+        if segment.source is None and segment.file is None:
+            self._disk.read_ahead(segment.path)
+
     def _opened(self, segment: Segment) -> OpenFile:
         if segment.source is not None:
             return segment.source.open(segment)
