@@ -34,8 +34,8 @@ pytestmark = pytest.mark.xdist_group("e2e-groups")
 
 NONE = [-1001, -1001]
 INTERVAL_MS = 300
-STEP = 60
-"""Between two committed offsets, in records: more than between two offset syncs."""
+STEP = 190
+"""Between two committed offsets, so that a translation with few offset syncs moves each time."""
 
 
 @pytest.fixture(params=["preserve", "translate"])
@@ -159,10 +159,8 @@ def test_a_kill_at_any_moment_loses_no_checkpoint_and_moves_none_back(world, tmp
     """Killed at each crash point in turn; after each kill, a restart translates the rest."""
     group = f"{world.topic}-killed"
     copy(world.mirror)
-    commit(world, world.source, group, 20, 20)
-    assert once(world).returncode == 0
     for number, point in enumerate(GROUP_POINTS, 1):
-        offset = 20 + number * STEP
+        offset = number * STEP
         commit(world, world.source, group, offset, offset)
         (tmp_path / point).mkdir()
         with beside(world, tmp_path / point, {VARIABLE: point}) as run:

@@ -166,6 +166,16 @@ def _send_all(
     return offsets
 
 
+def _wait_for_topic(consumer: Consumer, topic: str) -> None:
+    """A consumer that is assigned a topic that does not exist waits for it without an end."""
+    for _ in range(5):
+        error = consumer.list_topics(topic, _TIMEOUT_S).topics[topic].error
+        if error is None:
+            return
+        time.sleep(0.2)
+    raise KafkaException(error)
+
+
 def rows_by_librdkafka(
     bootstrap: str,
     topic: str,
@@ -174,7 +184,11 @@ def rows_by_librdkafka(
     start: int = 0,
     config: Mapping[str, object] | None = None,
 ) -> Iterator[Row]:
-    """Yield what librdkafka reads from `start` to the end of the partition (read_committed)."""
+    """Yield what librdkafka reads from `start` to the end of the partition (read_committed).
+
+    Raises:
+        KafkaException: Among others: the topic does not exist, after a second.
+    """
     statistics: list[str] = []
     consumer = Consumer(
         {
@@ -191,6 +205,7 @@ def rows_by_librdkafka(
         }
     )
     try:
+        _wait_for_topic(consumer, topic)
         consumer.assign([TopicPartition(topic, partition, start)])
         while True:
             message = consumer.poll(_TIMEOUT_S)
