@@ -166,6 +166,10 @@ def archives_text(found: dict) -> str:
     return f"{archive_section(found['archives'])}\n\n{mounted}"
 
 
+def later_sections(found: dict) -> str:
+    return f"{bucket_section(found['bucket'])}\n\n{checkpoint_section(found['checkpoints'])}"
+
+
 def page(found: dict[str, dict], load_before: float) -> str:
     mirror, snapshots = found["mirror"], found["snapshots"]
     now = datetime.now(UTC).date().isoformat()
@@ -229,9 +233,7 @@ number of groups depends on the limit of open files. Both brokers have \
 
 {groups_section(found["groups"])}
 
-{bucket_section(found["bucket"])}
-
-{checkpoint_section(found["checkpoints"])}
+{later_sections(found)}
 
 ## Kernels
 

@@ -88,7 +88,7 @@ def test_files_that_are_read_at_once_are_fetched_once(tmp_path):
     assert held.asked == ["b/7"]
 
 
-def test_a_failure_is_told_to_those_who_wait_and_not_kept(tmp_path):
+def test_a_failure_is_reported_to_all_that_wait_and_not_kept(tmp_path):
     held = Held(tmp_path)
     held.fails = True
     held.read_ahead(3)

@@ -2,7 +2,7 @@
 
 A sealed segment may be removed from it once its object exists. Beyond a limit the files that were
 not opened for longest are removed; responses in progress keep theirs. A file is fetched once, by
-whoever needs it first; others wait for it and get its error.
+the first that needs it; others wait for it and get its error.
 """
 
 from __future__ import annotations
