@@ -163,7 +163,7 @@ def test_a_scrape_of_1000_partitions_is_cheap():
         lines = b"".join(exposition.chunks()).count(b"\n")
         took_s.append(time.thread_time() - began_s)
     assert lines > 4_000
-    assert min(took_s) < 0.05
+    assert min(took_s) < 0.05  # measured: 0.002; the machine may be busy
 
 
 def test_the_dashboard_is_generated_and_queries_metrics_and_labels_that_exist():

@@ -106,7 +106,7 @@ def test_a_topic_that_does_not_exist_is_said_at_once(client):
         client.topic("nope")
     assert caught.value.facts == {"topic": "nope"}
     assert caught.value.kind == "usage"
-    assert time.monotonic() - begun < 0.2
+    assert time.monotonic() - begun < 2  # the budget for retries is 5 s
 
 
 def test_offsets_are_asked_once_per_leader_and_by_isolation(client, brokers):

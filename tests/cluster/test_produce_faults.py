@@ -237,7 +237,7 @@ def test_a_throttle_is_waited_out_before_the_next_send(client, pipeline, brokers
     brokers[1].throttle_ms = 0
     begun = time.monotonic()
     pipeline.send([(T0, batch())])
-    assert 0.3 < time.monotonic() - begun < 1
+    assert 0.3 < time.monotonic() - begun < 2
     assert kinds(collect_all(pipeline)) == [type(None)]
 
 

@@ -451,4 +451,4 @@ def test_ten_thousand_names_are_listed_quickly(tmp_path):
         (tmp_path / "f" / f"{number:020d}").touch()
     began = time.perf_counter()
     assert len(list(store_in(tmp_path).names("f"))) == 10_000
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 2

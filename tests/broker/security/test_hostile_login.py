@@ -62,7 +62,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 
 def _is_well(broker: EmbeddedBroker) -> bool:
-    """Whether a user logs in and is served, within a second."""
+    """Whether a user logs in and is served, within seconds: the machine may be busy."""
     began = time.monotonic()
     with RawClient(broker.port) as client:
         client.ask(Api.SASL_HANDSHAKE, 1, mechanism="PLAIN")
@@ -70,7 +70,7 @@ def _is_well(broker: EmbeddedBroker) -> bool:
         found = client.ask(Api.SASL_AUTHENTICATE, 2, auth_bytes=token)
         request = {"include_cluster_authorized_operations": False}
         has_brokers = bool(client.ask(Api.DESCRIBE_CLUSTER, 0, **request).brokers)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 3
     return int(found.error_code) == 0 and has_brokers
 
 
@@ -169,7 +169,7 @@ def test_a_token_that_is_none_is_an_error_at_once(broker, mechanism):
             began = time.monotonic()
             found = client.ask(Api.SASL_AUTHENTICATE, 2, auth_bytes=token)
             assert (int(found.error_code), found.error_message) == (58, "authentication failed")
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 3
     assert _is_well(broker)
 
 
