@@ -194,7 +194,7 @@ def test_a_host_name_lookup_that_hangs_is_given_up_at_the_deadline(monkeypatch):
             get("https://idp.example/token", within_ms=200)
     done.set()
     assert time.monotonic() - begun < 5
-    assert asked == ["idp.example"], "one thread for a name that hangs"
+    assert asked.count("idp.example") == 1, "one thread for a name that hangs"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ HOST: Final = "127.0.0.1"
 _FIRST_PORT: Final = 20_000
 _LAST_PORT: Final = 32_000
 
+_PROCESS: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PROCESSES: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _handed_out: set[int] = set()
 
 
@@ -77,11 +79,16 @@ def remove_temporary_folder() -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return unused ports on loopback that were not returned before."""
+    """Return unused ports on loopback that were not returned before.
+
+    Processes of one run share no port: a client of a broker that has ended may still connect to its
+    port, and would create its topics at the broker of another test.
+    """
     ports: list[int] = []
     chooser = random.SystemRandom()
+    own = range(_FIRST_PORT + _PROCESS, _LAST_PORT + 1, _PROCESSES)
     while len(ports) < count:
-        port = chooser.randint(_FIRST_PORT, _LAST_PORT)
+        port = chooser.choice(own)
         if port in _handed_out:
             continue
         with contextlib.suppress(OSError), socket.socket() as probe:
