@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from logmirror.simulation.schedule import Schedule
 
 _VALUE: Final = struct.Struct(">hqq")
+_UNKNOWN: Final = -1
+"""Generation of a checkpoint whose replica lost records after the translation began."""
 
 
 class Shown(NamedTuple):
@@ -137,7 +139,8 @@ class GroupJudge:
         for one in _checkpoints(data):
             pair = self._pairs[one.topic]
             self._judge(writer, pair, one)
-            self._shown[one[:2]] = one._replace(generation=pair.generation)
+            is_new = pair.reset_ms < writer.round_ms
+            self._shown[one[:2]] = one._replace(generation=pair.generation if is_new else _UNKNOWN)
             self.checkpoints += 1
 
     def _judge(self, writer: _Writer, pair: MirroredPartition, one: Shown) -> None:
@@ -153,7 +156,7 @@ class GroupJudge:
         self.rewinds += 1
         is_asked = one.upstream < before.upstream
         is_out_of_reach = before.generation != pair.generation
-        is_out_of_reach |= before.downstream > len(pair.replica)
+        is_out_of_reach |= before.downstream > pair.lowest_end(writer.round_ms)
         if writer.is_blind:
             offset = self._target_offsets.get(one.group, {}).get(pair.copy)
             is_out_of_reach |= offset is None or one.downstream >= offset.offset

@@ -68,6 +68,7 @@ class MirroredPartition:
         self.generation, self.reset_ms = 0, -1
         self.first_sync: tuple[int, int] | None = None
         self._copied_to = 0
+        self._grown: list[tuple[int, int]] = []
         self._lag_max = chooser.choice((0, 1, 3, 8))
         self._rule = SyncRule(self._lag_max)
         source.create(topic)
@@ -82,6 +83,11 @@ class MirroredPartition:
     def exists(self) -> bool:
         """Whether the replica's topic exists."""
         return self.copy.topic in self._target.logs
+
+    def lowest_end(self, since_ms: int) -> int:
+        """The lowest log end offset of the replica since a time, if it has lost no records."""
+        ends = [end for at_ms, end in self._grown if at_ms >= since_ms]
+        return min([len(self.replica), *ends])
 
     @property
     def topic_id(self) -> bytes | None:
@@ -168,6 +174,7 @@ class MirroredPartition:
         """
         if not self.exists:
             return []
+        self._grown.append((self._schedule.monotonic_ms(), len(self.replica)))
         is_new, until = not self.replica, min(self._copied_to + most, len(self.records))
         runs: list[Run] = []
         for offset in range(self._copied_to, until):
