@@ -173,6 +173,9 @@ class _Run:
             point, fault = chooser.choice(GROUP_POINTS), chooser.choice(_AT_POINTS)
             directive = Directive(point, fault, chooser.randint(1, 8))
         self._drawn = [chooser.choice(faults) for _ in range(chooser.randint(2, 7))]
+        if not shows_id and "replica recreated" in self._drawn:
+            # The first pair of the new replica may be gone before it is read: docs/fail-over.md.
+            self._drawn = [one for one in self._drawn if one != "syncs compacted"]
         # `SourceView` needs the topics of an application, and nothing else here does.
         self.world = World(schedule, chooser, cast("Application", self), directive)
         self.world.second_wanted = chooser.random() < 0.3  # noqa: PLR2004  # share of runs
