@@ -29,6 +29,8 @@ from logmirror.broker.log.mounted_times import NEAR
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.jvm
+
 TOPIC = "times"
 FORMATS = ("native", "parquet")
 OBJECTS = 150

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("archive-states")
+pytestmark = [pytest.mark.jvm, pytest.mark.xdist_group("archive-states")]
 
 PARTITIONS = range(2)
 SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}

@@ -37,6 +37,8 @@ from logmirror.model import OffsetRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.jvm
+
 FORMATS = ("native", "parquet", "ndjson")
 TOPIC = "odd"
 SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
