@@ -153,6 +153,7 @@ def test_a_flow_with_new_offsets_takes_part_in_the_trials(tmp_path):
     assert verdict["real"]["missed"] == 0
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize(
     ("moment", "numbers"),
     [
