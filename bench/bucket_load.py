@@ -213,7 +213,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         folder = Path(name)
         server = running.enter_context(S3Server(folder / "s3"))
-        disk = running.enter_context(ApacheKafka("4.3.1", folder / "kafka"))
+        disk = running.enter_context(ApacheKafka("4.3.1", folder / "kafka", jvm=(), heap="1g"))
         port = free_ports(1)[0]
         for case in cases:
             key = f"{case.producers} x {case.in_flight}, {case.partitions}"

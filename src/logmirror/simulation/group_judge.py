@@ -59,6 +59,9 @@ class _Writer:
     turn: int = 0
     """Its number in the order in which processes have taken over; 0: never."""
 
+    took_ms: int = -1
+    """When it last took over."""
+
     is_blind: bool = False
     """Whether it was refused to read the checkpoints topic since it has taken over."""
 
@@ -81,6 +84,7 @@ class GroupJudge:
         self._schedule, self._target_offsets = schedule, target_offsets
         self._pairs = {pair.copy.topic: pair for pair in pairs}
         self._history: dict[tuple[str, str], list[int]] = {}
+        self._went_back_ms: dict[tuple[str, str], int] = {}
         self._shown: dict[tuple[str, str], Shown] = {}
         self._writers: dict[str, _Writer] = {}
         self._turn = self._written_turn = 0
@@ -105,7 +109,11 @@ class GroupJudge:
 
     def committed(self, group: str, pair: MirroredPartition, offset: int) -> None:
         """A group has committed at the source."""
-        self._history.setdefault((group, pair.copy.topic), []).append(offset)
+        at = group, pair.copy.topic
+        history = self._history.setdefault(at, [])
+        if history and offset < history[-1]:
+            self._went_back_ms[at] = self._schedule.monotonic_ms()
+        history.append(offset)
 
     def round_began(self, process: str) -> None:
         """A process begins a round."""
@@ -116,6 +124,7 @@ class GroupJudge:
         self._turn += 1
         writer = self._writer(process)
         writer.turn, writer.is_blind = self._turn, False
+        writer.took_ms = self._schedule.monotonic_ms()
 
     def refused(self, process: str) -> None:
         """A process may not read the checkpoints topic."""
@@ -139,8 +148,9 @@ class GroupJudge:
         for one in _checkpoints(data):
             pair = self._pairs[one.topic]
             self._judge(writer, pair, one)
-            is_new = pair.reset_ms < writer.round_ms
-            self._shown[one[:2]] = one._replace(generation=pair.generation if is_new else _UNKNOWN)
+            was_kept = pair.reset_ms < writer.round_ms
+            generation = pair.generation if was_kept else _UNKNOWN
+            self._shown[one[:2]] = one._replace(generation=generation)
             self.checkpoints += 1
 
     def _judge(self, writer: _Writer, pair: MirroredPartition, one: Shown) -> None:
@@ -160,6 +170,8 @@ class GroupJudge:
         if writer.is_blind:
             offset = self._target_offsets.get(one.group, {}).get(pair.copy)
             is_out_of_reach |= offset is None or one.downstream >= offset.offset
+            # It knows no checkpoint, and follows what a group does from then on.
+            is_asked |= self._went_back_ms.get(one[:2], -1) >= writer.took_ms
         if not (is_asked or is_out_of_reach):
             self.add("G2", f"{one} after {before}")
 

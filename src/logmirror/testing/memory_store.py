@@ -79,7 +79,7 @@ class MemoryStore:
         """See `BlobStore.folders`."""
         self.before("folders", folder)
         start = f"{folder}/" if folder else ""
-        inside = (n.removeprefix(start) for n in self.objects if n.startswith(start))
+        inside = (n.removeprefix(start) for n in list(self.objects) if n.startswith(start))
         found = {head for head, _, rest in (name.partition("/") for name in inside) if rest}
         return iter(sorted(name for name in found if name[0] != "."))
 

@@ -7,7 +7,6 @@ the first that needs it; others wait for it and get its error.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -117,14 +116,18 @@ class BucketDisk(Disk):
             if is_known or path.parent not in self._folders or len(self._ahead) >= _AHEAD_MAX:
                 return
             self._ahead.add(path)
-        threading.Thread(
+        thread = threading.Thread(
             target=self._fetch_ahead, args=(path,), name="logmirror-read-ahead", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is free: the read that needs the file fetches it
+            with self._lock:
+                self._ahead.discard(path)
 
     def _fetch_ahead(self, path: Path) -> None:
         try:
-            if not path.exists():
-                self._fetched(path)
+            self._fetched(path)
         except OSError:
             pass  # already said; the read that needs the file tries again
         finally:
@@ -132,17 +135,16 @@ class BucketDisk(Disk):
                 self._ahead.discard(path)
 
     def _fetched(self, path: Path) -> OpenFile:
+        """Open a file that was missing; wait for the fetch in progress, if there is one."""
         with self._lock:
             other = self._fetching.get(path)
             if other is None:
                 mine = self._fetching[path] = Future[None]()
         if other is not None:
-            other.result()
-            with contextlib.suppress(FileNotFoundError):
-                return super().open_for_reading(path)
-            return self._fetch(path)  # the limit is small: it was removed again
+            other.result()  # it ends as the fetch does: each request to the store has a deadline
+            return self._opened(path)
         try:
-            file = self._fetch(path)
+            file = self._opened(path)
         except BaseException as error:
             mine.set_exception(error)
             raise
@@ -152,6 +154,13 @@ class BucketDisk(Disk):
         finally:
             with self._lock:
                 del self._fetching[path]
+
+    def _opened(self, path: Path) -> OpenFile:
+        """Open a file that another thread may have fetched, or removed, since it was missing."""
+        try:
+            return super().open_for_reading(path)
+        except FileNotFoundError:
+            return self._fetch(path)
 
     def _fetch(self, path: Path) -> OpenFile:
         size, part = 0, path.with_name(f".{secrets.token_hex(8)}.fetched")
