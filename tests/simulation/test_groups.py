@@ -206,6 +206,10 @@ def _checkpoints_of_a_lost_replica_count(monkeypatch):
     monkeypatch.setattr(LastCheckpoints, "_of", last)
 
 
+def _committed_offsets_are_no_lower_bound(monkeypatch):
+    monkeypatch.setattr(LastCheckpoints, "restore", lambda *_: None)
+
+
 def _later_pairs_end_nothing(monkeypatch):
     def all_pairs(self, pairs, topic_id=None):
         self.topic_id = topic_id
@@ -251,6 +255,10 @@ BROKEN = {
     "checkpoints of a lost replica count": (
         _checkpoints_of_a_lost_replica_count,
         ("replica recreated", "source compacted", "down", "kill"),
+    ),
+    "committed offsets are no lower bound": (
+        _committed_offsets_are_no_lower_bound,
+        ("checkpoints unreadable", "kill", "syncs deleted", "syncs compacted"),
     ),
     "later pairs end nothing": (_later_pairs_end_nothing, ("replica recreated",)),
     "a deleted topic is not read again": (
