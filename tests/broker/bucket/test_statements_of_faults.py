@@ -27,6 +27,7 @@ from broker.bucket.test_statements_of_reads import (
     expected,
     objects,
     read_all,
+    seal,
 )
 from kit.fakes.s3_proxy import Fault
 from kit.judges.commits import commit_files, values_in_bucket
@@ -388,10 +389,7 @@ def test_c10_a_changed_bit_is_never_served_and_its_object_is_named(proxied, wher
     """A store's checksum covers the whole object, the checksums of Kafka its batches."""
     found, topic = proxied(), "t"
     size = len(batch(topic, 0))
-    create_topic(found.broker.bootstrap, topic, 1, {"segment.bytes": str(3 * size)})
-    with PartitionClient(found.broker.bootstrap, topic) as partition:
-        append(partition, range(BATCHES))
-    wait_until(lambda: len(objects(found, topic)) == 3, what=lambda: "objects")
+    seal(found, topic)
     found.broker.kill()
     path = objects(found, topic)[1]  # batches 3 to 5
     data = bytearray(path.read_bytes())

@@ -84,6 +84,15 @@ def objects(of: Proxied, topic: str) -> list[Path]:
     return sorted(of.files.glob(f"{topic}@*/0/*.batches"))
 
 
+def seal(of: Proxied, topic: str) -> None:
+    """Make a topic of ten batches: three objects of three batches, and one that is not sealed."""
+    size = len(batch(topic, 0))
+    create_topic(of.broker.bootstrap, topic, 1, {"segment.bytes": str(3 * size)})
+    with PartitionClient(of.broker.bootstrap, topic) as partition:
+        append(partition, range(BATCHES))
+    wait_until(lambda: len(objects(of, topic)) == 3, what=lambda: "its objects")
+
+
 class Log(NamedTuple):
     """A topic with ten batches of two records."""
 
@@ -161,11 +170,7 @@ def test_a_consumer_with_any_limit_reads_segments_that_are_only_in_the_bucket(pr
     limits = {"zero": 0, "below-it": -1, "one": 1, "some": 1_000}
     found = proxied(cache_bytes=1)
     for topic in limits:
-        size = len(batch(topic, 0))
-        create_topic(found.broker.bootstrap, topic, 1, {"segment.bytes": str(3 * size)})
-        with PartitionClient(found.broker.bootstrap, topic) as partition:
-            append(partition, range(BATCHES))
-        wait_until(lambda t=topic: len(objects(found, t)) == 3, what=lambda: "its objects")
+        seal(found, topic)
     found.broker.kill()
     found.broker.start()
     for topic, limit in limits.items():
