@@ -176,6 +176,7 @@ def test_every_crash_point_is_reached_somewhere_and_no_other() -> None:
         *failpoints.TAKEOVER_POINTS,
         *failpoints.BUCKET_POINTS,
         *failpoints.MERGE_POINTS,
+        *failpoints.COMPACT_POINTS,
     }
 
 

@@ -104,6 +104,12 @@ MERGE_POINTS: Final = (
 )
 """The same for its small segments, which become one."""
 
+COMPACT_POINTS: Final = (
+    "bucket.compacted",  # broker: a compacted object durable, its row is not
+    "bucket.counted",  # broker: its row durable, the old objects are not deleted
+)
+"""The same for compaction in a bucket."""
+
 _reached: dict[str, int] = {}
 _listeners: list[Callable[[str], None]] = []
 

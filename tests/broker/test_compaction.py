@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from broker.test_housekeeping import Parts
+    from kit.servers.s3 import LogBucket
     from logmirror.broker.log.partition_log import PartitionLog
 
 INVALID_RECORD = 87
@@ -175,8 +176,8 @@ def test_a_record_without_a_key_is_found_whichever_way(count):
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "broker", segment_bytes=4000) as broker:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket, segment_bytes=4000) as broker:
         yield broker
 
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(400)
+    from kit.servers.s3 import LogBucket
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.in_bucket]
 
 CLIENTS = ("producer", "admin", "consumer")
 """Of the worker, for the connector: they write records and keep its offsets at the target."""
@@ -34,8 +36,8 @@ MIRROR_SOURCE = "org.apache.kafka.connect.mirror.MirrorSourceConnector"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket) as broker:
         yield broker
 
 

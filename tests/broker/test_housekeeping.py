@@ -22,7 +22,7 @@ from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import EARLIEST, PartitionClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
-from logmirror.broker.compaction import Compactor
+from logmirror.broker.compaction import Compactor, OnDisk
 from logmirror.broker.housekeeping import Housekeeping
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
@@ -71,7 +71,7 @@ class Parts:
         )
         self.compactor = Compactor(
             *(self.topics, self.commits, cache, disk, self.store, executor, executor, self.clock),
-            self.housekeeping.reconsider,
+            *(self.housekeeping.reconsider, OnDisk(disk, executor)),
         )
         self.housekeeping.compactor = self.compactor
 

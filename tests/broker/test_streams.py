@@ -23,15 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(400)
+    from kit.servers.s3 import LogBucket
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.in_bucket]
 
 WORDS = 7
 ROUNDS = 120
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket) as broker:
         for topic in ("in", "out"):
             create_topic(broker.bootstrap, topic, 2, {})
         yield broker

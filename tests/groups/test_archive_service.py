@@ -7,7 +7,7 @@ import pytest
 
 from kit.runs.commands import wait_until
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import UnavailableError, UsageError
+from logmirror.errors import OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.groups import rounds
 from logmirror.groups.archive_link import ArchiveRound
 from logmirror.groups.archive_service import ArchiveService
@@ -109,7 +109,22 @@ def test_that_no_group_is_visible_is_logged(caplog):
     assert "Describe" in line.facts["hint"]
 
 
-def test_once_tries_all_archives_and_raises_the_first_error():
+def test_once_tries_again_what_may_work_soon(monkeypatch):
+    monkeypatch.setattr(rounds, "backoff_ms", lambda failures: failures)
+    failures = [UnavailableError("no leader"), OutcomeUnknownError("no response")]
+
+    def round_():
+        if failures:
+            raise failures.pop()
+        return done()
+
+    archives = Archives(files=round_)
+    archives.service.run_once()
+    assert archives.value(metrics.SNAPSHOTS, "files") == 1
+
+
+def test_once_tries_all_archives_and_raises_the_first_error(monkeypatch):
+    monkeypatch.setattr(rounds, "ONCE_MS", 0)
     archives = Archives(
         broken=lambda: (_ for _ in ()).throw(UnavailableError("no response")), files=done
     )

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from logmirror.broker.log.retention import first_time, read_age
 from logmirror.errors import LogmirrorError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
-    from logmirror.broker.log.cleaner import Cleaning, Plan
+    from logmirror.broker.log.cleaner import Cleaned, Cleaning, Plan
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.partition_log import PartitionLog
@@ -41,6 +42,56 @@ _RETRY_MS: Final = 600_000
 """After a failure. A damaged segment is reported as often."""
 
 
+class Replacing(Protocol):
+    """Puts compacted segments in the place of others."""
+
+    async def begin(self, log: PartitionLog) -> None:
+        """Keep anything else from replacing segments of a log, until `end`."""
+        ...
+
+    async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
+        """Replace segments, durably, and remove the old ones.
+
+        Returns:
+            False: the partition is offline, or one of them was deleted; nothing was changed.
+
+        Raises:
+            LogmirrorError, OSError: It could not be made durable.
+        """
+        ...
+
+    def end(self, log: PartitionLog) -> None:
+        """End what `begin` began."""
+        ...
+
+
+class OnDisk:
+    """See `Replacing`, and the table in `log/cleaner`.
+
+    Args:
+        disk: The system calls.
+        executor: For blocking work.
+    """
+
+    def __init__(self, disk: Disk, executor: Executor) -> None:
+        self._disk, self._executor = disk, executor
+
+    async def begin(self, log: PartitionLog) -> None:
+        """See `Replacing.begin`. Nothing else replaces segments."""
+
+    async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
+        """See `Replacing.replace`."""
+        loop = asyncio.get_running_loop()
+        if not log.replace(cleaned.old, cleaned.segment, cleaned.path):
+            await loop.run_in_executor(self._executor, self._disk.unlink, cleaned.path)
+            return False
+        await loop.run_in_executor(self._executor, cleaned.finish, self._disk)
+        return True
+
+    def end(self, log: PartitionLog) -> None:
+        """See `Replacing.end`."""
+
+
 class Compactor:
     """Compacts the logs of one broker. Runs on the event loop.
 
@@ -54,6 +105,7 @@ class Compactor:
         readers: For reading the age of segments, which must not wait for a pass.
         clock: The time by which the age of records is measured.
         done: Called with a log after a pass.
+        replacing: Puts compacted segments in the place of others.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  # the broker's parts
@@ -67,6 +119,7 @@ class Compactor:
         readers: Executor,
         clock: Clock,
         done: Callable[[PartitionLog], None],
+        replacing: Replacing,
     ) -> None:
         self._topics = topics
         self._commits = commits
@@ -77,6 +130,7 @@ class Compactor:
         self._readers = readers
         self._clock = clock
         self._done = done
+        self._replacing = replacing
         self._upto = store.compacted()
         self._failed: dict[PartitionLog, int] = {}
         self._queued: dict[PartitionLog, int] = {}
@@ -126,7 +180,7 @@ class Compactor:
         if log in self._queued or failed_ms > now_ms:
             return None if log in self._queued else failed_ms
         dirty_from = max(self._upto.get((topic.topic_id.bytes, number), 0), log.log_start)
-        segments = sealed(log)
+        segments = self._stored(log)
         dirty = [segment for segment in segments if segment.next_offset > dirty_from]
         if not dirty:
             return None
@@ -175,12 +229,19 @@ class Compactor:
                 return number, newest_ms + lag_ms
         return len(dirty), _ALWAYS
 
+    def _stored(self, log: PartitionLog) -> list[Segment]:
+        """Return the segments at the start of a log that can be replaced."""
+        end = min(self._commits.stored_end(log), log.high_watermark)
+        return list(
+            itertools.takewhile(lambda one: one.is_sealed and one.next_offset <= end, log.segments)
+        )
+
     async def _in_thread(self, call: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401  # what `call` returns
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
 
     async def _compact(self, log: PartitionLog, topic: Topic, number: int, end: int) -> None:
         key = topic.topic_id.bytes, number
-        segments = [segment for segment in sealed(log) if segment.next_offset <= end]
+        segments = [segment for segment in self._stored(log) if segment.next_offset <= end]
         producers = log.producers.items()
         behind = log.readable_segments()[len(segments) :]
         if log.durable < log.high_watermark:  # a marker that a power loss can undo decides nothing
@@ -200,6 +261,7 @@ class Compactor:
                 "must_stop": lambda: self._is_stopping or log.failure is not None,
             }
             cleaning = await self._in_thread(_new_cleaning, self._disk, plan)
+            await self._replacing.begin(log)
             is_complete = await self._pass(log, cleaning)
         except (LogmirrorError, OSError) as error:
             if self._is_stopping or log.failure is not None:
@@ -209,6 +271,8 @@ class Compactor:
             _LOG.error("%s: could not be compacted: %s", log.folder, error)  # it names the place
             self._failed[log] = self._clock.now_ms() + _RETRY_MS
             return
+        finally:
+            self._replacing.end(log)
         if not is_complete:
             return
         before, after = sum(s.size_bytes for s in segments), log.size_bytes
@@ -226,21 +290,9 @@ class Compactor:
             return False
         groups = cleaning.groups()
         while (cleaned := await self._in_thread(next, groups, None)) is not None:
-            if not log.replace(cleaned.old, cleaned.segment, cleaned.path):
-                await self._in_thread(self._disk.unlink, cleaned.path)
+            if not await self._replacing.replace(log, cleaned):
                 return False
-            await self._in_thread(cleaning.finish, cleaned)
         return not self._is_stopping and log.failure is None
-
-
-def sealed(log: PartitionLog) -> list[Segment]:
-    """Return the sealed segments at the start of a log."""
-    found = []
-    for segment in log.segments:
-        if not segment.is_sealed or segment.next_offset > log.high_watermark:
-            break
-        found.append(segment)
-    return found
 
 
 def _new_cleaning(disk: Disk, plan: dict[str, Any]) -> Cleaning:

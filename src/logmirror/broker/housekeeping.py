@@ -47,14 +47,14 @@ _RETRY_MS: Final = 60_000
 class _Known:
     """What was found when a log was considered last."""
 
-    __slots__ = ("configs", "due", "sealed_end", "tail", "tail_since_ms")
+    __slots__ = ("configs", "due", "stored_end", "tail", "tail_since_ms")
 
     def __init__(self) -> None:
         self.due: tuple[int, int] | None = None
         self.configs: TopicConfigs | None = None
         self.tail: Segment | None = None
         self.tail_since_ms = 0
-        self.sealed_end = 0
+        self.stored_end = 0
 
 
 class Housekeeping:
@@ -143,7 +143,7 @@ class Housekeeping:
         configs = found[0].configs
         has_size = configs.is_deleting and configs.retention_bytes != NO_LIMIT
         is_same = known.configs is configs and known.tail is log.tail
-        return has_size or not is_same or known.sealed_end != _sealed_end(log)
+        return has_size or not is_same or known.stored_end != self._commits.stored_end(log)
 
     def reconsider(self, log: PartitionLog) -> None:
         """Consider a log at the next tick."""
@@ -163,7 +163,8 @@ class Housekeeping:
         compact_ms = None
         if configs.is_compacted and self.compactor is not None:
             compact_ms = await self.compactor.consider(log, topic, number, now_ms)
-        known.configs, known.tail, known.sealed_end = configs, log.tail, _sealed_end(log)
+        known.configs, known.tail = configs, log.tail
+        known.stored_end = self._commits.stored_end(log)
         self._schedule(
             log, known, [at for at in (roll_ms, expiry_ms, compact_ms) if at is not None]
         )
@@ -272,11 +273,3 @@ class Housekeeping:
             self.compactor.forget(log)
         if known is not None and known.due is not None:
             self._due.pop(known.due, None)
-
-
-def _sealed_end(log: PartitionLog) -> int:
-    """Return where the sealed segments of a log end; a few behind them may not be sealed yet."""
-    for segment in reversed(log.segments):
-        if segment.is_sealed:
-            return segment.next_offset
-    return 0

@@ -7,6 +7,8 @@ A change is durable when the call returns. Schema 2:
     topic_configs(topic, name, value)       only values that were set
     log_starts(topic, partition, start)     only partitions with deleted records
     compacted(topic_id, partition, upto)    only partitions that were compacted
+    compacted_objects(topic_id, partition, first, next_offset, version)
+                                            only in a bucket, see `bucket.replacing`
     quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 
 A topic in deletion keeps its row until its files are removed. A broker that stops in between
@@ -23,7 +25,7 @@ import base64
 import threading
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.database import Database
 from logmirror.clock import new_nonce
@@ -31,7 +33,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.database import Shipping
@@ -54,6 +56,10 @@ CREATE TABLE IF NOT EXISTS compacted (
     topic_id BLOB NOT NULL, partition INTEGER NOT NULL, upto INTEGER NOT NULL,
     PRIMARY KEY (topic_id, partition)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS compacted_objects (
+    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, first INTEGER NOT NULL,
+    next_offset INTEGER NOT NULL, version TEXT NOT NULL, PRIMARY KEY (topic_id, partition, first)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quotas (
     entity TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (entity, name)
 ) WITHOUT ROWID;
@@ -62,6 +68,14 @@ _FIND_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name 
 PRODUCER_ID_BLOCK: Final = 1000
 """IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
 the rest of a block; there are 2^63 IDs."""
+
+
+class Compacted(NamedTuple):
+    """An object of a bucket that replaced others."""
+
+    first: int
+    next: int
+    version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,9 @@ class TopicRow:
     configs: Mapping[str, str]
     log_starts: Mapping[int, int] = field(default_factory=dict)
     """Log start offset by partition. A partition without an entry starts at 0."""
+
+    compacted: Mapping[int, Sequence[Compacted]] = field(default_factory=dict)
+    """Compacted objects by partition, in order."""
 
 
 def new_uuid() -> uuid.UUID:
@@ -138,6 +155,10 @@ class MetadataStore:
             starts: dict[str, dict[int, int]] = {}
             for topic, partition, start in database.execute("SELECT * FROM log_starts"):
                 starts.setdefault(topic, {})[partition] = start
+            objects: dict[bytes, dict[int, list[Compacted]]] = {}
+            for topic_id, partition, *found in database.execute("SELECT * FROM compacted_objects"):
+                of_topic = objects.setdefault(topic_id, {})
+                of_topic.setdefault(partition, []).append(Compacted(*found))
             select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
             return [
                 TopicRow(
@@ -146,6 +167,7 @@ class MetadataStore:
                     partition_count=partition_count,
                     configs=configs.get(name, {}),
                     log_starts=starts.get(name, {}),
+                    compacted=objects.get(topic_id, {}),
                 )
                 for name, topic_id, partition_count in database.execute(select, (state,))
             ]
@@ -208,6 +230,35 @@ class MetadataStore:
                 (topic_id, partition, upto),
             )
 
+    def add_compacted(
+        self, topic_id: bytes, partition: int, new: Compacted, log_start: int
+    ) -> None:
+        """Store that an object replaces those with its offsets; forget those before a log start."""
+        key = topic_id, partition
+        with self._database.transaction() as database:
+            database.execute(
+                "DELETE FROM compacted_objects WHERE topic_id = ? AND partition = ? "
+                "AND (next_offset <= ? OR (first < ? AND next_offset > ?))",
+                (*key, log_start, new.next, new.first),
+            )
+            database.execute(
+                "INSERT INTO compacted_objects SELECT ?1, ?2, ?3, ?4, ?5 "
+                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1)",
+                (*key, *new),
+            )
+
+    def set_compacted_objects(
+        self, topic_id: bytes, partition: int, found: Collection[Compacted]
+    ) -> None:
+        """Store which compacted objects of a partition count."""
+        with self._database.transaction() as database:
+            delete = "DELETE FROM compacted_objects WHERE topic_id = ? AND partition = ?"
+            database.execute(delete, (topic_id, partition))
+            database.executemany(
+                "INSERT INTO compacted_objects VALUES (?, ?, ?, ?, ?)",
+                [(topic_id, partition, *one) for one in found],
+            )
+
     def begin_deletion(self, name: str) -> None:
         """Mark a topic as deleted. Its files must be removed next."""
         with self._database.transaction() as database:
@@ -219,8 +270,9 @@ class MetadataStore:
             database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
             database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
             select = "SELECT id FROM topics WHERE name = ?"
-            delete = f"DELETE FROM compacted WHERE topic_id IN ({select})"  # noqa: S608  # two constants
-            database.execute(delete, (name,))
+            for table in ("compacted", "compacted_objects"):
+                delete = f"DELETE FROM {table} WHERE topic_id IN ({select})"  # noqa: S608  # constants
+                database.execute(delete, (name,))
             database.execute("DELETE FROM topics WHERE name = ?", (name,))
 
     def quotas(self) -> list[tuple[str, str, float]]:

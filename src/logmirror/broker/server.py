@@ -19,9 +19,10 @@ import uvloop
 
 from logmirror.broker.broker import Broker
 from logmirror.broker.bucket.commits import BucketCommit
+from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket_opening import open_bucket
 from logmirror.broker.changes import Changes
-from logmirror.broker.compaction import Compactor
+from logmirror.broker.compaction import Compactor, OnDisk
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
 from logmirror.broker.groups.values import GroupSettings
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.archives.copies import LocalCopies
     from logmirror.broker.bucket.logs import BucketLogs
+    from logmirror.broker.compaction import Replacing
     from logmirror.broker.options import BrokerOptions
     from logmirror.stores.base import BlobStore
 
@@ -312,10 +314,13 @@ async def _mount(
 def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Housekeeping, Compactor]:
     """Return what deletes and what compacts."""
     topics, commits, cache, others = broker.topics, broker.commits, broker.cache, broker.executor
+    replacing: Replacing = OnDisk(disk, cleaners)
+    if isinstance(commits, BucketCommit):
+        replacing = InBucket(commits, broker.store, cleaners)
     housekeeping = Housekeeping(topics, commits, cache, disk, others, broker.clock)
     housekeeping.compactor = compactor = Compactor(
         *(topics, commits, cache, disk, broker.store, cleaners, others, broker.clock),
-        housekeeping.reconsider,
+        *(housekeeping.reconsider, replacing),
     )
     return housekeeping, compactor
 

@@ -280,13 +280,7 @@ class Topics:
         if self._dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-        return self._allowed(TopicConfigs(configs, self._options))
-
-    def _allowed(self, configs: TopicConfigs) -> TopicConfigs:
-        if self._bucket is not None and configs.is_compacted:
-            reason = "cleanup.policy=compact is not supported in a bucket; use delete"
-            raise RefusedTopicError(ErrorCode.INVALID_CONFIG, reason)
-        return configs
+        return TopicConfigs(configs, self._options)
 
     def _check_room(self, more: int) -> None:
         if self.partition_count + more > self._options.max_partitions:
@@ -369,7 +363,7 @@ class Topics:
         dry_run: bool,
     ) -> None:
         self._check_there(topic)
-        configs = self._allowed(TopicConfigs(changed(topic.configs), self._options))
+        configs = TopicConfigs(changed(topic.configs), self._options)
         if dry_run:
             return
         loop = asyncio.get_running_loop()

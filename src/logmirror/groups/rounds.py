@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, Protocol, TypeVar
 
 from logmirror.errors import LogmirrorError
-from logmirror.mirror.backoff import backoff_ms
+from logmirror.mirror.backoff import RETRIABLE, backoff_ms
 from logmirror.mirror.repeated import Repeated
 from logmirror.monitoring import metrics
 
@@ -28,6 +28,9 @@ _LOG = logging.getLogger("logmirror.groups")
 JOIN_MS: Final = 10_000
 """How long after `stop` the end waits for all rounds that run."""
 
+ONCE_MS: Final = 20_000
+"""How long after its beginning a single round is tried again: a topic that it has created may have
+no leader yet."""
 
 NONE_HINT: Final = (
     "a group is only visible with Describe on it; see `logmirror acls print`, `include` and "
@@ -102,7 +105,7 @@ class Rounds(ABC, Generic[SpecT, LinkT]):
         self._stopping.wait()
 
     def run_once(self) -> None:
-        """Run one round of each link.
+        """Run one round of each link; those that fail are tried again for `ONCE_MS`.
 
         Raises:
             LogmirrorError: The first error, after all links were tried.
@@ -110,12 +113,26 @@ class Rounds(ABC, Generic[SpecT, LinkT]):
         errors: list[LogmirrorError] = []
         for spec in self._specs:
             try:
-                with self._open_link(spec) as link:
-                    self._round(spec, link)
+                self._run_one(spec)
             except LogmirrorError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def _run_one(self, spec: SpecT) -> None:
+        give_up_ms, failures = self._clock.monotonic_ms() + ONCE_MS, 0
+        while True:
+            try:
+                with self._open_link(spec) as link:
+                    self._round(spec, link)
+            except RETRIABLE:
+                failures += 1
+                pause_ms = backoff_ms(failures)
+                if self._clock.monotonic_ms() + pause_ms > give_up_ms:
+                    raise
+                self._stopping.wait(pause_ms / 1000)
+            else:
+                return
 
     def _started(self) -> list[threading.Thread]:
         threads = [

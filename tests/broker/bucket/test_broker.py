@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.runs.bucket_load import PARTITIONS, Load, create, stored
@@ -294,11 +294,3 @@ def test_requests_do_not_grow_with_partitions(brokers, s3_server, bucket):
     assert producer.flush(60) == 0
     made, took = len(list(commits.iterdir())) - before, time.monotonic() - began
     assert made <= took / 0.2 + 3
-
-
-def test_compaction_is_refused(brokers):
-    broker = brokers().start()
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    topic = NewTopic("t", 1, 1, config={"cleanup.policy": "compact"})
-    with pytest.raises(Exception, match="not supported in a bucket"):
-        admin.create_topics([topic])["t"].result(20)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 SEEDS = sized(150, 1_000, 10_000)
 _BUG_SEEDS = 2_000
-_FIRST_SEED = {"merged without a commit": 340, "merged anywhere": 220}
+_FIRST_SEED = {"merged without a commit": 340, "merged anywhere": 5_600}
 """Where the search for a rare loss begins; 0 for the others."""
 
 
@@ -30,7 +30,7 @@ _FIRST_SEED = {"merged without a commit": 340, "merged anywhere": 220}
 @pytest.mark.timeout(sized(300, 300, 3_600))
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
-    crashed = fenced = acked = bundled = merged = 0
+    crashed = fenced = acked = bundled = merged = compacted = 0
     for seed in range(SEEDS):
         world = World(seed, tmp_path / str(seed))
         problems = world.run()
@@ -39,10 +39,11 @@ def test_no_seed_loses_anything(tmp_path):
         fenced += any(type(one.end) is FencedError for one in world.turns.owners)
         acked += len(world.acked)
         merged += world.merged
+        compacted += world.compacted
         kinds |= {name.split("/")[0] for name in world.store.objects}
         bundled += any(name.startswith(BUNDLES) for name in world.store.objects)
     assert len(kinds) == 2  # commits and objects
-    assert min(bundled, merged) > SEEDS / 4
+    assert min(bundled, merged, compacted) > SEEDS / 4
     assert min(crashed, fenced) > SEEDS / 4
     assert acked > 10 * SEEDS
 
@@ -123,6 +124,18 @@ def test_a_bundle_of_what_is_not_in_the_chain_is_found(tmp_path):
 @pytest.mark.parametrize("bug", ["merged without a commit", "deleted first", "merged anywhere"])
 def test_merges_in_another_order_are_found(tmp_path, bug):
     assert found_by(tmp_path, bug=bug)
+
+
+@pytest.mark.parametrize(
+    "bug", ["no row", "row first", "row last", "compacted under the same name", "merged over"]
+)
+def test_compactions_in_another_way_are_found(tmp_path, bug):
+    assert found_by(tmp_path, bug=bug)
+
+
+def test_a_segment_beside_the_compacted_one_that_replaced_it_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("logmirror.broker.bucket.sealed_objects._is_replaced", lambda *_: False)
+    assert found_by(tmp_path)
 
 
 def test_sources_that_are_preferred_to_the_merged_object_are_found(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def _clean(log: PartitionLog, disk: Disk | None = None, **fields: object) -> int
         return cleaning.upto
     for cleaned in cleaning.groups():
         assert log.replace(cleaned.old, cleaned.segment, cleaned.path)
-        cleaning.finish(cleaned)
+        cleaned.finish(disk or Disk())
     return cleaning.upto
 
 

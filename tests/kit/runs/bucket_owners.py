@@ -1,19 +1,20 @@
 """Owners of one bucket in turns that a seed draws, each step of which may fail, be late, or be the
 last one. The chain, the journal, the recovery and the objects are the product's own code.
 
-An owner keeps records of `PARTITIONS` partitions in memory, commits, seals, removes and deletes
-them. The judge compares what was acknowledged with what a last owner finds.
+An owner keeps records of `PARTITIONS` partitions in memory, commits, seals, merges, compacts and
+deletes them. What a compaction removes is drawn, too. The judge compares what was acknowledged, and
+not removed, with what a last owner finds: what was removed must not come back either.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from kit.runs.bucket_judge import REMOVED, Judge
 from logmirror.archive.chain import ArchiveObject
 from logmirror.archive.cover import cells
 from logmirror.broker.bucket import bundles
@@ -28,6 +29,7 @@ from logmirror.broker.bucket.sealed_objects import (
     sealed_objects,
     upload,
 )
+from logmirror.broker.metadata import Compacted
 from logmirror.errors import FencedError, LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.testing.memory_store import MemoryStore
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 PARTITIONS: Final = 2
 TOPIC: Final = uuid.UUID(int=7)
-_RECORD: Final = 8
+_RECORD: Final = len(REMOVED)
 STEPS: Final = 60
 
 
@@ -120,7 +122,8 @@ class Owner:
         self.parts: list[list[tuple[int, bytes]]] = [[] for _ in range(PARTITIONS)]
         self.firsts = [0] * PARTITIONS
         self.starts = [0] * PARTITIONS
-        self.sealed: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
+        self.sealed: list[list[Compacted]] = [[] for _ in range(PARTITIONS)]
+        self.rows: list[list[Compacted]] = [[] for _ in range(PARTITIONS)]
 
     def before_request(self) -> str:
         self.world.turns.wait(self)
@@ -179,20 +182,30 @@ class Owner:
         if found.databases["broker"].snapshot:
             self.changes = found.databases["broker"].snapshot.split(b",") + self.changes
         for one in self.changes:
-            partition, _, start = one.partition(b":")
-            if start:
-                self.starts[int(partition)] = max(self.starts[int(partition)], int(start))
+            kind, _, rest = one.partition(b":")
+            if kind == b"start":
+                number, start = map(int, rest.split(b":"))
+                self.starts[number] = max(self.starts[number], start)
+            elif kind == b"row":
+                self._count(rest.decode())
         for number in range(PARTITIONS):
             self._open_partition(number, found)
+
+    def _count(self, text: str) -> None:
+        """Apply a row, as `MetadataStore.add_compacted` does."""
+        number, first, end, version = text.split(":")
+        new, rows = Compacted(int(first), int(end), version), self.rows[int(number)]
+        rows[:] = [one for one in rows if one.next <= new.first or one.first >= new.next]
+        rows.append(new)
 
     def _open_partition(self, number: int, found: Any) -> None:
         folder = folder_of("t", TOPIC, number)
         objects, stretches = self._until_done(lambda: self._listed(number, folder, found))
         end = objects[-1].next if objects else None
         for one in objects:
-            body = self._fetched(folder, one.first, one.next)
-            self._remember(number, one.first, body)
-            self.sealed[number].append((one.first, one.next))
+            segment = Compacted(one.first, one.next, one.version)
+            self._remember(number, one.first, self._fetched(folder, segment))
+            self.sealed[number].append(segment)
         self.ends[number] = max(end or 0, self.starts[number])
         for stretch in stretches:
             bodies = []
@@ -211,7 +224,7 @@ class Owner:
 
     def _listed(self, number: int, folder: str, found: Any) -> tuple[Any, Any]:
         with self.owner.opening():
-            objects, _ = sealed_objects(self.store, folder, self.starts[number])
+            objects, _ = sealed_objects(self.store, folder, self.starts[number], self.rows[number])
             end = objects[-1].next if objects else None
             return objects, found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
 
@@ -226,8 +239,8 @@ class Owner:
         self.open()
         for _ in range(STEPS):
             kind = self._chance.choices(
-                ["commit", "seal", "change", "snapshot", "delete", "merge", "read"],
-                [10, 3, 2, 1, 1, 2, 2],
+                ["commit", "seal", "change", "snapshot", "delete", "merge", "read", "compact"],
+                [10, 3, 2, 1, 1, 2, 2, 2 * self.world.is_compacted],
             )[0]
             getattr(self, f"_{kind}")()
 
@@ -275,7 +288,7 @@ class Owner:
         folder, body = folder_of("t", TOPIC, number), self._body(number, first, end)
         self.world.cut.add((number, first, end))
         self._until_done(lambda: upload(self.store, folder, first, end, [body], b"state"))
-        self.sealed[number].append((first, end))
+        self.sealed[number].append(Compacted(first, end, ""))
         self.journal.coverage.covered((TOPIC.bytes, number), end)
 
     def _remove(self) -> None:
@@ -298,27 +311,31 @@ class Owner:
     def _merge(self) -> None:
         number = self._chance.randrange(PARTITIONS)
         folder, held = folder_of("t", TOPIC, number), self.sealed[number]
-        named = [ArchiveObject("", first, end - 1) for first, end in held]
+        compacted = [at for at, one in enumerate(held) if one.version]
+        behind = held[compacted[-1] + 1 :] if compacted else held
+        if self.world.bug == "merged over":
+            behind = held
+        named = [ArchiveObject("", one.first, one.next - 1) for one in behind]
         if self.world.bug == "merged anywhere":
             at = self._chance.randrange(len(named) + 1)
             found = [tuple(named[at : at + 3])] if len(named[at : at + 3]) > 1 else []
         else:
-            sizes = [end - first for first, end in held]
+            sizes = [one.next - one.first for one in behind]
             found = cells(named, sizes, target_bytes=60, min_objects=2) if named else []
+            if compacted and found and found[0][0] == named[0]:
+                del found[0]  # its cell may begin before
         if not found:
             return
         first, end = found[0][0].first, found[0][-1].last + 1
-        old = [one for one in held if first <= one[0] < end]
+        new = Compacted(first, end, "")
+        old = [one for one in held if first <= one.first < end]
         body = self._body(number, first, end)
         if not self.world.starts[number]:
             self.world.joined.add((number, first, end))
         steps: list[Callable[[], object]] = [
             lambda: self._until_done(lambda: create_object(self.store, folder, first, end, [body])),
             lambda: self._commit_all([Entry(Kind.MERGED, TOPIC.bytes, number, first, end)]),
-            lambda: [
-                self._until_done(lambda o=one: self.store.delete(object_name(folder, *o)))
-                for one in old
-            ],
+            lambda: self._delete_all(folder, old),
         ]
         if self.world.bug == "merged without a commit":
             del steps[1]
@@ -327,16 +344,58 @@ class Owner:
         for step in steps:
             step()
         self.world.merged += 1
-        self.sealed[number] = sorted([*(one for one in held if one not in old), (first, end)])
+        self.sealed[number] = sorted([*(one for one in held if one not in old), new])
+
+    def _compact(self) -> None:
+        number = self._chance.randrange(PARTITIONS)
+        folder, held, bug = folder_of("t", TOPIC, number), self.sealed[number], self.world.bug
+        at, count = self._chance.randrange(len(held) + 1), self._chance.randint(1, 3)
+        old = held[at : at + count]
+        if not old:
+            return
+        first, end = old[0].first, old[-1].next
+        gone = {n for n in range(first, end) if self._chance.random() < 0.3}
+        version = "" if bug == "compacted under the same name" else self.world.new_version()
+        new = Compacted(first, end, version)
+        kept = [
+            (offset, REMOVED if offset in gone else value) for offset, value in self.parts[number]
+        ]
+        body = b"".join(value for offset, value in kept if first <= offset < end)
+        self.world.removing |= {(number, offset) for offset in gone}
+        row = b"row:%d:%d:%d:%s" % (number, first, end, version.encode())
+        steps: list[Callable[[], object]] = [
+            lambda: self._until_done(
+                lambda: create_object(self.store, folder, first, end, [body], version=version)
+            ),
+            lambda: self._change(row),
+            lambda: self._delete_all(folder, old),
+        ]
+        if bug == "row first":
+            steps[0], steps[1] = steps[1], steps[0]
+        if bug == "row last":
+            steps[1], steps[2] = steps[2], steps[1]
+        if bug == "no row":
+            del steps[1]
+        for step in steps:
+            step()
+        self.world.removed |= {(number, offset) for offset in gone}
+        self.world.compacted += 1
+        self._count(row.partition(b":")[2].decode())
+        self.parts[number] = kept
+        self.sealed[number] = sorted([*(one for one in held if one not in old), new])
+
+    def _delete_all(self, folder: str, old: list[Compacted]) -> None:
+        for one in old:
+            self._until_done(lambda o=one: self.store.delete(object_name(folder, *o)))
 
     def _read(self) -> None:
         """Read a sealed object, as a consumer of old records does."""
         number = self._chance.randrange(PARTITIONS)
         if self.sealed[number]:
-            self._fetched(folder_of("t", TOPIC, number), *self._chance.choice(self.sealed[number]))
+            self._fetched(folder_of("t", TOPIC, number), self._chance.choice(self.sealed[number]))
 
-    def _fetched(self, folder: str, first: int, end: int) -> bytes:
-        name = object_name(folder, first, end)
+    def _fetched(self, folder: str, segment: Compacted) -> bytes:
+        name = object_name(folder, *segment)
         try:
             return bytes(self._until_done(lambda: self.store.read(name)))
         except KeyError:
@@ -358,13 +417,11 @@ class Owner:
     def _delete(self) -> None:
         number = self._chance.randrange(PARTITIONS)
         if len(self.sealed[number]) > 1:
-            _, end = self.sealed[number][0]
-            self._change(b"%d:%d" % (number, end))
+            end = self.sealed[number][0].next
+            self._change(b"start:%d:%d" % (number, end))
             self.starts[number] = max(self.starts[number], end)
             self.world.starts[number] = max(self.world.starts[number], end)
-            first, end = self.sealed[number].pop(0)
-            name = object_name(folder_of("t", TOPIC, number), first, end)
-            self._until_done(lambda: self.store.delete(name))
+            self._delete_all(folder_of("t", TOPIC, number), [self.sealed[number].pop(0)])
 
 
 class World:
@@ -375,18 +432,29 @@ class World:
         self.store = MemoryStore()
         self.spool, self.bug = spool, bug
         self.crash_rate = self.turns.chance.choice([0, 0.005, 0.02])
+        self.is_compacted = seed % 2 == 1
         self.acked: dict[tuple[int, int], bytes] = {}
         self.changes: list[tuple[int, bytes]] = []
         self.starts: dict[int, int] = defaultdict(int)
         self.cut: set[tuple[int, int, int]] = set()
         self.joined: set[tuple[int, int, int]] = set()
-        self._values = self._changes = self.merged = 0
+        self.removing: set[tuple[int, int]] = set()
+        """Records that a compaction began to remove."""
+
+        self.removed: set[tuple[int, int]] = set()
+        """Those of compactions that ended."""
+
+        self._values = self._changes = self._versions = self.merged = self.compacted = 0
         self._owners = owners
         self.problems: list[str] = []
 
     def new_value(self) -> bytes:
         self._values += 1
         return b"%08d" % self._values
+
+    def new_version(self) -> str:
+        self._versions += 1
+        return f"{self._versions:016x}"
 
     def next_change(self) -> int:
         self._changes += 1
@@ -408,50 +476,9 @@ class World:
             last.open()
         except LogmirrorError as error:
             return [*self.problems, f"cannot be opened: {error!r}"]
-        self._judge(last)
-        return self.problems
+        return [*self.problems, *Judge(self, last).problems()]
 
     def _folder(self, number: int) -> Path:
         folder = self.spool / str(number)
         folder.mkdir(parents=True)
         return folder
-
-    def _judge(self, last: Owner) -> None:
-        values: list[bytes] = []
-        for number in range(PARTITIONS):
-            found = dict(last.parts[number])
-            start = last.starts[number]
-            if len(found) != len(last.parts[number]):
-                self.problems.append(f"partition {number} has an offset twice")
-            offsets = sorted(offset for offset in found if offset >= start)
-            if offsets != list(range(start, start + len(offsets))):
-                self.problems.append(f"partition {number} has a gap: {offsets}")
-            values += found.values()
-            for (partition, offset), value in self.acked.items():
-                if partition == number and offset >= start and found.get(offset) != value:
-                    self.problems.append(f"acknowledged {number}/{offset} is {found.get(offset)}")
-            if start < self.starts[number]:
-                self.problems.append(f"partition {number}: deleted records are back")
-        if len(values) != len(set(values)):
-            self.problems.append("a record is stored twice")
-        self._judge_objects()
-        self._judge_changes(last)
-
-    def _judge_objects(self) -> None:
-        """Segments are the same for all owners (K6); merged ones are disjoint or nested (M3)."""
-        for (of, first, end), (other, after, last) in itertools.combinations(sorted(self.cut), 2):
-            if of == other and first <= after < end:
-                self.problems.append(f"segments of {of}: {first}-{end} and {after}-{last}")
-        for (of, first, end), (other, after, last) in itertools.combinations(
-            sorted(self.joined), 2
-        ):
-            if of == other and first < after < end < last:
-                self.problems.append(f"merged in {of}: {first}-{end} and {after}-{last}")
-
-    def _judge_changes(self, last: Owner) -> None:
-        changes = [text for _, text in sorted(self.changes)]
-        missing = [one for one in changes if one not in last.changes]
-        if missing:
-            self.problems.append(f"changes are missing: {missing}")
-        if [one for one in last.changes if one in changes] != changes:
-            self.problems.append("changes are in another order")

@@ -169,6 +169,10 @@ class Coverage:
         """Record that everything of a partition before an offset is in objects, or deleted."""
         self._ends[key] = max(end, self._ends.get(key, 0))
 
+    def end(self, key: Key) -> int:
+        """Return the highest offset of `covered`."""
+        return self._ends.get(key, 0)
+
     def gone(self, topic_id: bytes) -> None:
         """Record that a topic is deleted."""
         self._gone.add(topic_id)

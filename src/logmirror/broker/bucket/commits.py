@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
+    from logmirror.broker.bucket.chain import Key
     from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.log.disk import OpenFile
     from logmirror.broker.log.partition_log import PartitionLog
@@ -97,6 +98,7 @@ class BucketCommit(GroupCommit):
         self.merger = Merger(bucket)
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         bucket.journal.when_fenced = lambda error: self._soon(self._fence, error)
+        bucket.when_uploaded = lambda key: self._soon(self._uploaded, key)
 
     def _soon(self, call: Callable[..., object], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -222,10 +224,19 @@ class BucketCommit(GroupCommit):
             running.set_result(None)
             for seal in job.seals:
                 self._bucket.seal(log, seal.segment, seal.snapshot)
-                self.merger.consider(log)
         else:
             running.set_exception(error)
         self._gather_soon()
+
+    def _uploaded(self, key: Key) -> None:
+        log = self._bucket.log_of(key)
+        if log is not None:
+            self.touch(log)
+            self.merger.consider(log)
+
+    def stored_end(self, log: PartitionLog) -> int:
+        """See `GroupCommit.stored_end`; their objects exist."""
+        return min(super().stored_end(log), self._bucket.uploaded_end(log))
 
     # Deleting
 

@@ -134,6 +134,8 @@ class BucketLogs:
         self._deadline = StopDeadline(self._give_up, folder)
         self.sealed_objects = self.sealed_bytes = 0
         self.snapshots = Snapshots(self._snapshot_made)
+        self.when_uploaded: Callable[[Key], None] = lambda _: None
+        """Called in the thread of the uploads after each segment."""
 
     def _show_life(self, owner: ChainWriter) -> None:
         self._heart = Heart(self._store, owner.epoch)
@@ -186,7 +188,8 @@ class BucketLogs:
         folder, start = folder_of(row.name, row.topic_id, number), row.log_starts.get(number, 0)
         try:
             with self._owner.opening():
-                objects, deleted = sealed_objects(self._store, folder, start)
+                compacted = row.compacted.get(number, ())
+                objects, deleted = sealed_objects(self._store, folder, start, compacted)
                 end = objects[-1].next if objects else None
                 tail = self._recovered.tails.get((row.topic_id.bytes, number))
                 stretches = tail.stretches(end, start) if tail is not None else []
@@ -223,7 +226,10 @@ class BucketLogs:
         in_bucket = folder_of(row.name, row.topic_id, number)
         self.disk.connect(folder, in_bucket)
         log_start = row.log_starts.get(number, 0)
-        segments = [Segment(folder, one.first, one.next, one.size_bytes) for one in listed.objects]
+        segments = [
+            Segment(folder, one.first, one.next, one.size_bytes, version=one.version)
+            for one in listed.objects
+        ]
         begin = segments[-1].next_offset if segments else None
         with self.journal.lock:
             self._coverage.covered(key, begin or 0)
@@ -342,9 +348,19 @@ class BucketLogs:
                 )
             with self.journal.lock:
                 self._coverage.covered(key, segment.next_offset)
+            self.when_uploaded(key)
             self._remove_soon()
 
         self._uploads.submit(key, run)
+
+    def log_of(self, key: Key) -> PartitionLog | None:
+        """Return the log of a topic ID and partition; None: it is deleted, or not open yet."""
+        return self._by_key.get(key)
+
+    def uploaded_end(self, log: PartitionLog) -> int:
+        """Return the offset before which all records are in sealed objects, or deleted."""
+        with self.journal.lock:
+            return self._coverage.end(self._keys[log]) if log in self._keys else 0
 
     def _forget_producers(self, in_bucket: str, offset: int) -> None:
         place = f"{PRODUCERS}/{in_bucket}"
@@ -421,24 +437,27 @@ class BucketLogs:
         self._uploads.drop(lambda key: isinstance(key, tuple) and row.topic_id.bytes in key)
         self._uploads.submit(row.topic_id.bytes, run).result()
 
-    # Merging
+    # Replacing
 
     def is_open(self, log: PartitionLog) -> bool:
         """Whether a log is one of this log dir, and its topic is not deleted."""
         return log in self._keys
 
-    def submit_merge(self, log: PartitionLog, work: Callable[[], Any]) -> Future[Any]:
-        """Do work on merged objects of a log; repeated until it succeeds.
+    def submit_replacement(self, log: PartitionLog, work: Callable[[], Any]) -> Future[Any]:
+        """Do work on objects that replace others of a log; repeated until it succeeds.
 
         Its failure ends no upload of the log.
         """
         return self._uploads.submit(("merge", *self._keys[log]), work)
 
-    def create_merged(self, log: PartitionLog, first: int, after: int, path: Path) -> None:
+    def create_replacement(
+        self, log: PartitionLog, first: int, after: int, path: Path, version: str = ""
+    ) -> None:
         """Create the object of segments that become one. Blocks; in the thread."""
-        create_object(self._store, self._in_bucket[log], first, after, _parts(path))
+        folder = self._in_bucket[log]
+        create_object(self._store, folder, first, after, _parts(path), version=version)
 
-    def delete_merged(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
+    def delete_replaced(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
         """Delete segments that became one, the oldest first."""
         in_bucket = self._in_bucket[log]
 
@@ -448,7 +467,7 @@ class BucketLogs:
                     self.disk.unlink(segment.path)
             self._delete_all(in_bucket, [segment.path.name for segment in old])
 
-        return self.submit_merge(log, run)
+        return self.submit_replacement(log, run)
 
     # The end
 

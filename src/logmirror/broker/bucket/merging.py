@@ -54,6 +54,8 @@ class Merger:
         self._due: dict[PartitionLog, None] = {}
         self._running: asyncio.Task[None] | None = None
         self._apart: dict[PartitionLog, set[tuple[int, int]]] = {}
+        self._merging: PartitionLog | None = None
+        self._left: set[PartitionLog] = set()
         self.merged = self.into = 0
 
     def consider(self, log: PartitionLog) -> None:
@@ -66,12 +68,25 @@ class Merger:
             return
         while self._due:
             log = next(iter(self._due))
-            if log.failure is None and self._bucket.is_open(log):
-                found = planned(log, self._apart.get(log, set()))
+            if log.failure is None and self._bucket.is_open(log) and log not in self._left:
+                end = min(log.high_watermark, self._bucket.uploaded_end(log))
+                found = planned(log, end, self._apart.get(log, set()))
                 if found:
+                    self._merging = log
                     self._running = self._loop.create_task(self._merge(log, found))
                     return
             del self._due[log]
+
+    async def leave(self, log: PartitionLog) -> None:
+        """Merge nothing of a log until `take_up`. Waits for the merge in progress."""
+        self._left.add(log)
+        if self._running is not None and self._merging is log:
+            await asyncio.wait([self._running])
+
+    def take_up(self, log: PartitionLog) -> None:
+        """End what `leave` began."""
+        self._left.discard(log)
+        self.consider(log)
 
     def stop(self) -> None:
         """Begin no further merge."""
@@ -82,7 +97,7 @@ class Merger:
         path = cleaned_path(log.folder, first)
         try:
             is_near = await asyncio.wrap_future(
-                self._bucket.submit_merge(log, lambda: self._create(log, old, path))
+                self._bucket.submit_replacement(log, lambda: self._create(log, old, path))
             )
             if is_near:
                 await self._prove(log, first, after)
@@ -92,7 +107,7 @@ class Merger:
             if is_near and log.replace(old, new, path):
                 self._bucket.disk.keep(new.path, new.size_bytes)
                 self.merged, self.into = self.merged + len(old), self.into + 1
-                await asyncio.wrap_future(self._bucket.delete_merged(log, old))
+                await asyncio.wrap_future(self._bucket.delete_replaced(log, old))
                 return
         except (LogmirrorError, OSError, KeyError) as error:  # KeyError: the topic was deleted
             _LOG.warning("%s: segments could not be merged: %s", log.folder, error)
@@ -118,7 +133,7 @@ class Merger:
                 position = 0
                 while data := os.pread(file.fd, _COPY_BYTES, position):
                     position += target.write(data)
-        self._bucket.create_merged(log, old[0].first, old[-1].next_offset, path)
+        self._bucket.create_replacement(log, old[0].first, old[-1].next_offset, path)
         failpoints.reach("bucket.merged")
         return True
 
@@ -143,26 +158,30 @@ class Merger:
         failpoints.reach("bucket.replaced")
 
 
-def planned(log: PartitionLog, refused: Collection[tuple[int, int]]) -> list[Segment]:
+def planned(log: PartitionLog, end: int, refused: Collection[tuple[int, int]]) -> list[Segment]:
     """Return the next segments of a log that become one; empty: none.
 
     Args:
         log: The log.
+        end: Segments that end behind this offset are not merged.
         refused: Bounds of segments that are not merged.
     """
-    sealed = []
+    sealed, is_cut = list[Segment](), False
     for one in log.segments:
-        if not one.is_sealed or one.next_offset > log.high_watermark or not one.size_bytes:
+        if not one.is_sealed or one.next_offset > end or not one.size_bytes:
             break
+        if one.version:  # compacted: neither it nor what is before it (`replacing`)
+            sealed, is_cut = [], True
+            continue
         sealed.append(one)
-    is_cut, sealed = len(sealed) > _CONSIDERED, sealed[-_CONSIDERED:]
+    is_cut, sealed = is_cut or len(sealed) > _CONSIDERED, sealed[-_CONSIDERED:]
     named = [ArchiveObject(one.path.name, one.first, one.next_offset - 1) for one in sealed]
     sizes, target_bytes = [one.size_bytes for one in sealed], log.segment_bytes
     while target_bytes:
         found = groups(named, sizes, target_bytes)
-        if is_cut and found and found[0][0] == named[0]:
-            del found[0]  # its cell may begin before
         for group in found:
+            if is_cut and group[0] == named[0]:
+                continue  # its cell may begin before
             first, after = group[0].first, group[-1].last + 1
             if (first, after) not in refused:
                 return [one for one in sealed if first <= one.first < after]

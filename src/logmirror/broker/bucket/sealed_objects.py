@@ -1,6 +1,8 @@
 """The objects of sealed segments in a store, and the producer states beside them.
 
     <topic>@<topic ID>/<partition>/<first>-<last>.batches   a native archive object
+    <topic>@<topic ID>/<partition>/<first>-<last>.<version>.batches
+                                                            a compacted one, see `replacing`
     .logmirror/broker/producers/<topic>@<topic ID>/<partition>/<next>
                                                             producer state before an offset
 
@@ -15,18 +17,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
 from logmirror.archive.chain import ArchiveObject, chain
-from logmirror.archive.naming import NATIVE, format_name, split_name
+from logmirror.archive.naming import NATIVE, split_name
 from logmirror.broker.bucket.chain import PRODUCERS
 from logmirror.broker.bucket.tiling import tiled
+from logmirror.broker.log.file_names import sealed_name
 from logmirror.broker.metadata import short_form
 from logmirror.errors import CorruptionError
-from logmirror.model import OffsetRange
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
+    from logmirror.broker.metadata import Compacted
     from logmirror.stores.base import BlobStore, Buffer
 
 _DIGITS: Final = 20
@@ -38,6 +41,7 @@ class SealedObject(NamedTuple):
     first: int
     next: int
     size_bytes: int
+    version: str = ""
 
 
 def folder_of(topic: str, topic_id: uuid.UUID, partition: int) -> str:
@@ -45,9 +49,9 @@ def folder_of(topic: str, topic_id: uuid.UUID, partition: int) -> str:
     return f"{topic}@{short_form(topic_id)}/{partition}"
 
 
-def object_name(folder: str, first: int, after: int) -> str:
+def object_name(folder: str, first: int, after: int, version: str = "") -> str:
     """Return the name of a segment's object."""
-    return f"{folder}/{format_name(OffsetRange(first=first, last=after - 1), NATIVE)}"
+    return f"{folder}/{sealed_name(first, after, version)}"
 
 
 def producers_name(folder: str, offset: int) -> str:
@@ -72,11 +76,17 @@ def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
     failpoints.reach("bucket.sealed")
 
 
-def create_object(
-    store: BlobStore, folder: str, first: int, after: int, data: Iterable[Buffer]
+def create_object(  # noqa: PLR0913  # the parts of an object
+    store: BlobStore,
+    folder: str,
+    first: int,
+    after: int,
+    data: Iterable[Buffer],
+    *,
+    version: str = "",
 ) -> None:
     """Create an object of a partition; raises as `upload` does."""
-    name, size = object_name(folder, first, after), 0
+    name, size = object_name(folder, first, after, version), 0
     staged = store.stage(f"segment-{first}")
     try:
         for part in data:
@@ -111,28 +121,58 @@ def size_of(store: BlobStore, name: str) -> int:
 
 
 def sealed_objects(
-    store: BlobStore, folder: str, log_start: int
+    store: BlobStore, folder: str, log_start: int, compacted: Collection[Compacted] = ()
 ) -> tuple[list[SealedObject], list[str]]:
     """Return a partition's objects in order, and the names of those that can be deleted.
+
+    Args:
+        store: The log dir.
+        folder: The partition's folder.
+        log_start: Objects before it can be deleted.
+        compacted: The compacted objects that count; others, and what they replace, can be deleted.
 
     Raises:
         CorruptionError: Objects are missing, or overlap.
     """
     sizes = store.sizes(folder)
-    parts = {name: part for name in sizes if (part := split_name(name)) and part[2] == NATIVE}
-    kept = [ArchiveObject(n, p[0], p[1]) for n, p in parts.items() if p[1] >= log_start]
+    parts = {name: part for name in sizes if (part := split_name(name)) and _is_ours(part[2])}
+    counting = {sealed_name(*one): one for one in compacted if one.next > log_start}
+    kept = [
+        ArchiveObject(name, first, last)
+        for name, (first, last, extension) in parts.items()
+        if last >= log_start
+        and (name in counting or (extension == NATIVE and not _is_replaced(first, last, compacted)))
+    ]
+    if lost := sorted(counting.keys() - parts.keys()):
+        raise _missing(folder, expected=lost[0])
     objects = tiled(kept, log_start)
-    deleted = sorted(parts.keys() - {one.name for one in objects or kept})
     if objects is None:
-        objects = list(chain((one.name for one in kept), extension=NATIVE, start=None).objects)
-        raise CorruptionError(
-            "acknowledged records are missing in the bucket",
-            hint="restore the missing objects, for example from an earlier version of the bucket",
-            folder=folder,
-            expected=log_start,
-            found=objects[0].first,
-        )
-    return [SealedObject(one.first, one.last + 1, sizes[one.name]) for one in objects], deleted
+        if not counting:  # it names the gap
+            chain((one.name for one in kept), extension=NATIVE, start=None)
+        raise _missing(folder, expected=log_start, found=min(one.first for one in kept))
+    deleted = sorted(parts.keys() - {one.name for one in objects})
+    versions = {name: one.version for name, one in counting.items()}
+    return [
+        SealedObject(one.first, one.last + 1, sizes[one.name], versions.get(one.name, ""))
+        for one in objects
+    ], deleted
+
+
+def _missing(folder: str, **facts: int | str) -> CorruptionError:
+    return CorruptionError(
+        "acknowledged records are missing in the bucket",
+        hint="restore the missing objects, for example from an earlier version of the bucket",
+        folder=folder,
+        **facts,
+    )
+
+
+def _is_ours(extension: str) -> bool:
+    return extension == NATIVE or extension.endswith(f".{NATIVE}")
+
+
+def _is_replaced(first: int, last: int, compacted: Iterable[Compacted]) -> bool:
+    return any(one.first <= last and first < one.next for one in compacted)
 
 
 def delete_topic(store: BlobStore, topic: str, topic_id: uuid.UUID, partitions: int) -> None:

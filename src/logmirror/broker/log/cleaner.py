@@ -121,6 +121,20 @@ class Cleaned:
     segment: Segment
     old: tuple[Segment, ...]
 
+    def finish(self, disk: Disk) -> None:
+        """Remove the files of the old segments, once the name of the new one is durable.
+
+        Raises:
+            OSError: The folder could not be flushed; nothing was removed.
+        """
+        folder = self.segment.folder
+        disk.sync_folder(folder)
+        covered = [one.path for one in self.old if one.path != self.segment.path]
+        for path in covered:
+            disk.unlink(path)
+        if covered:
+            disk.sync_folder(folder)
+
 
 class Cleaning:
     """One pass over a partition. Its methods block; they run in a worker thread.
@@ -403,20 +417,6 @@ class Cleaning:
         checksum = crc32c_at(address_of(replacement) + _CRC_START, len(batch) - _CRC_START)
         _CRC.pack_into(batch, 17, checksum)
         return replacement
-
-    def finish(self, cleaned: Cleaned) -> None:
-        """Remove what a replaced segment covers, once its own name is durable.
-
-        Raises:
-            OSError: The folder could not be flushed; nothing was removed.
-        """
-        folder = self._plan.folder
-        self._disk.sync_folder(folder)
-        covered = [old.path for old in cleaned.old if old.path != cleaned.segment.path]
-        for path in covered:
-            self._disk.unlink(path)
-        if covered:
-            self._disk.sync_folder(folder)
 
 
 def _table(window: bytes, batches: Batches) -> tuple[int, int, int, int]:

@@ -1,6 +1,8 @@
 """The names of the files of a partition's folder.
 
 <first>-<last>.batches   a sealed segment: durable, never changed
+<first>-<last>.<version>.batches
+                         a compacted segment of a log dir in a bucket (`bucket.replacing`)
 .<first>.open            the open segment
 .<next>.producers        the producer state before offset <next>
 .<first>.cleaned         a compacted segment that is being written, see `cleaner`
@@ -43,6 +45,12 @@ def snapshot_path(folder: Path, next_offset: int) -> Path:
     return folder / f".{next_offset:020d}.producers"
 
 
-def sealed_path(folder: Path, first: int, next_offset: int) -> Path:
+def sealed_path(folder: Path, first: int, next_offset: int, version: str = "") -> Path:
     """Return the path of a sealed segment."""
-    return folder / format_name(OffsetRange(first=first, last=next_offset - 1), NATIVE)
+    return folder / sealed_name(first, next_offset, version)
+
+
+def sealed_name(first: int, next_offset: int, version: str = "") -> str:
+    """Return the name of a sealed segment, or of its object in a bucket."""
+    extension = f"{version}.{NATIVE}" if version else NATIVE
+    return format_name(OffsetRange(first=first, last=next_offset - 1), extension)

@@ -140,6 +140,13 @@ class GroupCommit:
         taken, self._touched = self._touched, set()
         return taken
 
+    def stored_end(self, log: PartitionLog) -> int:  # a bucket's differs
+        """Return where the segments end that are stored for good: sealed, under their own names."""
+        for segment in reversed(log.segments):  # a few at the end may not be sealed yet
+            if segment.is_sealed:
+                return segment.next_offset
+        return 0
+
     def remove_deleted(self, log: PartitionLog) -> None:
         """Start to remove the files of segments before the log start; `wait_removed` waits for it.
 

@@ -190,6 +190,7 @@ class Segment:
             no record has one, the time of the last write. None: not known yet.
         source: Of a mounted object: where its file comes from. Its size is 0 until it was opened.
         events: Of a mounted object: its transactions, once it was checked.
+        version: Of a segment that was compacted in a bucket: a part of its name, `file_names`.
     """
 
     __slots__ = (
@@ -207,6 +208,7 @@ class Segment:
         "next_offset",
         "size_bytes",
         "source",
+        "version",
     )
 
     def __init__(  # noqa: PLR0913  # a value with eight parts
@@ -220,6 +222,7 @@ class Segment:
         file: OpenFile | None = None,
         index: SparseIndex | None = None,
         is_exact: bool = True,
+        version: str = "",
     ) -> None:
         self.folder = folder
         self.first = first
@@ -235,6 +238,7 @@ class Segment:
         self.newest_ms: int | None = None
         self.source: SegmentSource | None = None
         self.events: TransactionEvents | None = None
+        self.version = version
 
     @property
     def path(self) -> Path:
@@ -242,7 +246,7 @@ class Segment:
         if self.source is not None:
             return self.source.path(self)
         if self.is_sealed:
-            return sealed_path(self.folder, self.first, self.next_offset)
+            return sealed_path(self.folder, self.first, self.next_offset, self.version)
         return open_path(self.folder, self.first)
 
     def indexed(self, file: OpenFile) -> SparseIndex:

@@ -1,0 +1,99 @@
+"""Puts compacted segments in the place of those they were made of. See `log/cleaner` for the rest.
+
+    file of the compacted segment -> its object created -> a row in the broker's database, so in the
+        chain -> the log switched over -> the objects of the old segments deleted
+
+- R1 A compacted object has a version in its name, 16 random hexadecimal digits. So no two have the
+  same name, and none has that of a segment (K6 in `chain`).
+- R2 The database has a row for each that counts. So a former owner can make none count. A start
+  deletes those without a row, and all others whose offsets overlap those of a row.
+- R3 The next one is created when the row of the one before is in the chain. So a null value is not
+  removed before the values that it hides.
+- R4 Segments are merged (`tiling`) only behind the last one with a version, and not during a pass:
+  no object without a version has offsets of both sides of the end of a row.
+- R5 Segments are compacted when their objects exist: so their producer states exist too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from logmirror import failpoints
+from logmirror.broker.metadata import Compacted
+from logmirror.clock import new_nonce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from logmirror.broker.bucket.commits import BucketCommit
+    from logmirror.broker.log.cleaner import Cleaned
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.metadata import MetadataStore
+
+
+class InBucket:
+    """See `compaction.Replacing`.
+
+    Args:
+        commits: The logs.
+        store: The broker's database.
+        executor: For blocking work.
+    """
+
+    def __init__(self, commits: BucketCommit, store: MetadataStore, executor: Executor) -> None:
+        self._bucket, self._merger = commits.bucket, commits.merger
+        self._store, self._executor = store, executor
+        self._uncertain: set[PartitionLog] = set()
+
+    async def begin(self, log: PartitionLog) -> None:
+        """See `Replacing.begin` (R4)."""
+        await self._merger.leave(log)
+
+    def end(self, log: PartitionLog) -> None:
+        """See `Replacing.end`."""
+        if log not in self._uncertain:
+            self._merger.take_up(log)
+
+    async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
+        """See `Replacing.replace`."""
+        new, key = cleaned.segment, self._bucket.key_of(log)
+        new.version = new_nonce()
+        row = Compacted(new.first, new.next_offset, new.version)
+        await asyncio.wrap_future(
+            self._bucket.submit_replacement(
+                log, lambda: self._bucket.create_replacement(log, *row[:2], cleaned.path, row[2])
+            )
+        )
+        failpoints.reach("bucket.compacted")
+        self._uncertain.add(log)  # until the log's segments are those that a start would find
+        await self._in_thread(lambda: self._store.add_compacted(*key, row, log.log_start))
+        failpoints.reach("bucket.counted")
+        is_replaced = False
+        try:
+            is_replaced = log.replace(cleaned.old, new, cleaned.path)
+        finally:
+            if not is_replaced:  # one of them was deleted, or the file could not be renamed
+                await self._undo(log, cleaned)
+        self._uncertain.discard(log)
+        if not is_replaced:
+            return False
+        self._bucket.disk.keep(new.path, new.size_bytes)
+        await asyncio.wrap_future(self._bucket.delete_replaced(log, cleaned.old))
+        return True
+
+    async def _undo(self, log: PartitionLog, cleaned: Cleaned) -> None:
+        """Let the rows be those of the log's segments again."""
+        key = self._bucket.key_of(log)
+        rows = [
+            Compacted(one.first, one.next_offset, one.version)
+            for one in log.segments
+            if one.version
+        ]
+        await self._in_thread(lambda: self._store.set_compacted_objects(*key, rows))
+        cleaned.path.unlink(missing_ok=True)
+        await asyncio.wrap_future(self._bucket.delete_replaced(log, [cleaned.segment]))
+
+    async def _in_thread(self, call: Callable[[], Any]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, call)
