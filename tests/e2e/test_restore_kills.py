@@ -1,8 +1,9 @@
 """Goal: a restore from a bucket that is killed again and again ends as an exact copy.
 
-Method: an archive in an S3 server, a broker that mounts it, `logmirror run` into Apache Kafka. The
-run, the broker or both end by SIGKILL at random moments. A clean run finishes, and librdkafka reads
-the same records at the same offsets from the cluster as from the source of the archive.
+Method: an archive in an S3 server of ten partitions with transactions, offset gaps of a compaction
+and log starts above 0; a broker that mounts it, `logmirror run` into Apache Kafka. The run, the
+broker or both end by SIGKILL at random moments. A clean run finishes, and librdkafka reads the same
+records at the same offsets from the cluster as from the source of the archive.
 `LOGMIRROR_TEST_KILLS` is the number of kills, `LOGMIRROR_TEST_SEED` repeats a run's choices.
 """
 
@@ -14,8 +15,10 @@ import time
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.runs.cleaning import set_config
 from kit.runs.commands import FORMATS, mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
@@ -26,16 +29,18 @@ from kit.tiers import KILLS, all_but
 
 pytestmark = pytest.mark.timeout(1800)
 
-PARTITIONS = range(2)
-RECORDS = 2000
+PARTITIONS = range(10)
+RECORDS = 800
+STARTS = [37 * number for number in PARTITIONS]
 PER_OBJECT = 40
 TARGETS = ("run", "broker", "both")
 SOON = {"fetch.wait.max.ms": 20}
 
 
-def rows(bootstrap, topic):
+def rows(bootstrap, topic, starts=STARTS):
     return [
-        list(rows_by_librdkafka(bootstrap, topic, partition=n, config=SOON)) for n in PARTITIONS
+        list(rows_by_librdkafka(bootstrap, topic, partition=n, start=start, config=SOON))
+        for n, start in enumerate(starts)
     ]
 
 
@@ -48,10 +53,28 @@ def end_of(consumer, topic):
         return 0
 
 
+def leave_gaps(bootstrap, topic):
+    """Compact the topic once, and delete the first records of its partitions."""
+    compacted = {"retention.ms": -1, "segment.ms": 300, "min.cleanable.dirty.ratio": 0}
+    compacted["cleanup.policy"] = "compact,delete"
+    for name, value in compacted.items():
+        set_config(bootstrap, topic, name, str(value))
+    whole = [0 for _ in PARTITIONS]
+    wait_until(
+        lambda: all(len(found) < RECORDS * 0.6 for found in rows(bootstrap, topic, whole)),
+        what=lambda: f"compaction: {[len(one) for one in rows(bootstrap, topic, whole)]} records",
+    )
+    set_config(bootstrap, topic, "min.cleanable.dirty.ratio", "1")
+    before = [TopicPartition(topic, n, start) for n, start in zip(PARTITIONS, STARTS, strict=True)]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    deleted = admin.delete_records(before)
+    assert [one.result(60).low_watermark for one in deleted.values()] == STARTS
+
+
 def archived(folder, server, topic, form):
     """Archive a topic in a new bucket; returns its records, and the bucket."""
     bucket = server.new_bucket()
-    with EmbeddedBroker(folder / "source") as source:
+    with EmbeddedBroker(folder / "source", segment_bytes=30_000) as source:
         create_topic(source.bootstrap, topic, len(PARTITIONS), {})
         for number in PARTITIONS:
             messages = odd_messages(RECORDS, seed=number)
@@ -62,10 +85,12 @@ def archived(folder, server, topic, form):
             produce_transactions(
                 source.bootstrap, topic, pieces, transactional_id=f"{number}", **at
             )
+        leave_gaps(source.bootstrap, topic)
         places = [server.destination(bucket, prefix="kept", name=topic)]
         one = mirror(
             topic, source.bootstrap, "", form=form, max_offsets=PER_OBJECT, destinations=places
         )
+        one["chain-start"] = "earliest"
         copied = run_now(write_config(folder / "archive.json", one))
         assert copied.returncode == 0, copied.stderr
         return rows(source.bootstrap, topic), bucket
@@ -116,8 +141,12 @@ def test_a_killed_restore_from_a_bucket_ends_exact(kafka_431, tmp_path, form):
                 if target != "broker":
                     run = InlineRun(config, folder=tmp_path)
             run.kill()
-            looking.close()
             result = run_now(config)
             assert result.returncode == 0, result.stderr
+            lows = [
+                looking.get_watermark_offsets(TopicPartition(topic, n), 20)[0] for n in PARTITIONS
+            ]
+            looking.close()
+    assert lows == STARTS
     assert hits > 0
     assert rows(cluster, topic) == wanted
