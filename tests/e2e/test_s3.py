@@ -20,7 +20,10 @@ from kit.judges.truth import Source
 from kit.runs.commands import FORMATS, Run, logmirror, mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, run_now
 from kit.runs.writer import writing
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
 from kit.servers.s3 import S3Server
+from kit.servers.s3_java import JavaS3Server
 from kit.tiers import KILLS
 from logmirror.failpoints import POINTS as ALL_POINTS
 from logmirror.failpoints import VARIABLE
@@ -50,6 +53,33 @@ def to_bucket(where, topic, bootstrap, form, **more):
     server, bucket, *prefix = where
     destination = server.destination(bucket, name=form, **({"prefix": prefix[0]} if prefix else {}))
     return mirror(topic, bootstrap, "", form=form, destinations=[destination], **more)
+
+
+@pytest.mark.gate("a second S3 server")
+def test_an_archive_on_a_second_server_is_the_same_after_a_kill(tmp_path):
+    topic = "to-second-s3"
+    with (
+        JavaS3Server(tmp_path / "s3") as second,
+        EmbeddedBroker(tmp_path / "source") as source,
+    ):
+        create_topic(source.bootstrap, topic, 1, {})
+        produce(source.bootstrap, topic, odd_messages(3000, seed=4))
+        bucket = second.new_bucket()
+        mirrors = [
+            to_bucket((second, bucket), topic, source.bootstrap, form, max_bytes=50_000)
+            for form in FORMATS
+        ]
+        config = write_config(tmp_path / "config.json", *mirrors)
+        killed = InlineRun(config, folder=tmp_path)
+        wait_until(
+            lambda: len(list(second.files(bucket).rglob("0*.*"))) > 5, what=lambda: killed.text
+        )
+        killed.kill()
+        result = run_now(config)
+        assert result.returncode == 0, result.stderr
+        truth = Source(source.bootstrap, topic, partitions=range(1))
+        for form in FORMATS:
+            assert truth.anomalies(second.files(bucket), form) == [], form
 
 
 @pytest.mark.mirror_v3("S3-01", "S3-02", "E2E-03")

@@ -8,6 +8,7 @@ import pytest
 
 from kit.fakes.s3_proxy import S3Proxy
 from kit.servers.s3 import S3Server
+from kit.servers.s3_java import JavaS3Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A running server; tests make buckets of their own."""
     with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def second_s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running server of another code base."""
+    with JavaS3Server(tmp_path_factory.mktemp("s3-java")) as server:
         yield server
 
 

@@ -1,9 +1,9 @@
 """Every BlobStore fulfils the same contract. A new adapter is one line in `STORES`.
 
-Method: one suite of small scenes, run against every adapter, those of S3 against a real server and
-a fake. What the fake lacks (one winner of concurrently completed uploads, checksums, signatures) is
-tested with the real server alone, in test_s3.py. `ReadBackStore` fulfils the contract too if no
-writer is slower than its pause.
+Method: one suite of small scenes, run against every adapter, those of S3 against two real servers
+and a fake. What the fake lacks (one winner of concurrently completed uploads, checksums,
+signatures) is tested with the first real server alone, in test_s3.py. `ReadBackStore` fulfils the
+contract too if no writer is slower than its pause.
 """
 
 import pytest
@@ -17,7 +17,10 @@ from logmirror.stores.s3 import S3Store
 from logmirror.stores.s3_read_back import ReadBackStore
 from logmirror.testing import MemoryStore
 
-STORES = ("memory", "filesystem", "s3", "s3 below a prefix", "fake s3", "s3 that replaces")
+STORES = (
+    *("memory", "filesystem", "s3", "s3 below a prefix", "fake s3", "s3 that replaces"),
+    pytest.param("second s3", marks=pytest.mark.gate("a second S3 server")),
+)
 
 pytestmark = pytest.mark.xdist_group("s3")
 
@@ -31,7 +34,8 @@ def store(request, tmp_path, monkeypatch):
     if request.param == "fake s3":
         fake = request.getfixturevalue("fake_s3")
         return S3Store(fake.location(fake.new_bucket()))
-    server = request.getfixturevalue("s3_server")
+    is_second = request.param == "second s3"
+    server = request.getfixturevalue("second_s3_server" if is_second else "s3_server")
     if request.param == "s3 that replaces":
         proxy = request.getfixturevalue("proxy")
         proxy.forget_condition = True

@@ -94,13 +94,8 @@ class S3Server:
         """Start it and wait until it accepts connections; a restart keeps port and objects."""
         objects = self._folder / "objects"
         objects.mkdir(parents=True, exist_ok=True)
-        users = self._folder / "users"
-        users.mkdir(exist_ok=True)
-        options = ["--port", f"{HOST}:{self._port}", "--quiet", "--iam-dir", str(users)]
-        if self._certificate:
-            options += ["--cert", str(self._certificate), "--key", str(self._certificate)]
         self._process = Process(
-            [str(_program()), *options, "posix", str(objects)],
+            self._command(objects),
             log=self._folder / "server.log",
             environment={
                 "ROOT_ACCESS_KEY_ID": self.access_key,
@@ -119,6 +114,15 @@ class S3Server:
                 time.sleep(0.05)
             else:
                 return self
+
+    def _command(self, objects: Path) -> list[str]:
+        """Return the command that serves a folder."""
+        users = self._folder / "users"
+        users.mkdir(exist_ok=True)
+        options = ["--port", f"{HOST}:{self._port}", "--quiet", "--iam-dir", str(users)]
+        if self._certificate:
+            options += ["--cert", str(self._certificate), "--key", str(self._certificate)]
+        return [str(_program()), *options, "posix", str(objects)]
 
     def kill(self) -> None:
         """End it like `kill -9`."""
