@@ -194,8 +194,7 @@ async def _serve(
 ) -> None:
     store, state, security = stores
     max_connections, max_files = _share_files(options.max_connections)
-    disk = _disk(max_files, bucket)
-    cache = SegmentCache(disk, max_loaded=min(DEFAULT_LOADED_SEGMENTS, max_files // 2))
+    disk, cache = _disk(max_files, bucket)
     with (
         ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
@@ -270,11 +269,13 @@ def _begin_stop(
         server.close()
 
 
-def _disk(max_files: int, bucket: BucketLogs | None) -> Disk:
+def _disk(max_files: int, bucket: BucketLogs | None) -> tuple[Disk, SegmentCache]:
+    max_loaded = min(DEFAULT_LOADED_SEGMENTS, max_files // 2)
     if bucket is None:
-        return Disk(max_files=max_files)
+        disk = Disk(max_files=max_files)
+        return disk, SegmentCache(disk, max_loaded=max_loaded)
     bucket.disk.max_files = max_files
-    return bucket.disk
+    return bucket.disk, SegmentCache(bucket.disk, max_loaded=max_loaded, parts=bucket.disk.part)
 
 
 def _commits(

@@ -143,6 +143,16 @@ class BlobStore(Protocol):
         """Return a small object. Raises `KeyError` if it does not exist."""
         ...
 
+    def read_range(self, name: str, start: int, size_bytes: int) -> bytes:
+        """Return some bytes of an object, by one request. Raises `KeyError` if it does not exist.
+
+        Args:
+            name: The object.
+            start: The position of the first byte.
+            size_bytes: At least 1; fewer are returned if the object ends before.
+        """
+        ...
+
     def open(self, name: str) -> BinaryIO:
         """Open an object for seekable reading. Raises `KeyError` if it does not exist."""
         ...

@@ -251,6 +251,12 @@ class FilesystemStore:
         with self.open(name) as file, os_errors("read an object", self._directory.path(name)):
             return file.read()
 
+    def read_range(self, name: str, start: int, size_bytes: int) -> bytes:
+        """See `BlobStore.read_range`."""
+        with self.open(name) as file, os_errors("read an object", self._directory.path(name)):
+            file.seek(start)
+            return file.read(size_bytes)
+
     def open(self, name: str) -> BinaryIO:
         """See `BlobStore.open`.
 

@@ -92,6 +92,11 @@ class MemoryStore:
         self.before("read", name)
         return self.objects[name]
 
+    def read_range(self, name: str, start: int, size_bytes: int) -> bytes:
+        """See `BlobStore.read_range`."""
+        self.before("read_range", name)
+        return self.objects[name][start : start + size_bytes]
+
     def open(self, name: str) -> BinaryIO:
         """See `BlobStore.open`."""
         self.before("open", name)

@@ -67,10 +67,10 @@ class Machine:
         )
         self.bucket.list_all([topic])
         self.logs: list[PartitionLog] = []
-        cache = SegmentCache(self.bucket.disk)
+        self.cache = SegmentCache(self.bucket.disk, parts=self.bucket.disk.part)
         for number in range(topic.partition_count):
             place = folder / "t" / str(number)
-            log = self.bucket.open_log(topic, number, place, cache, 1 << 30)
+            log = self.bucket.open_log(topic, number, place, self.cache, 1 << 30)
             self.bucket.admit(log, "t", TOPIC, number)
             self.logs.append(log)
         self.commits.opened()

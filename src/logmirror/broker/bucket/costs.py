@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import CHECK_MS, HEARTBEAT_MS, MOST_BYTES
-from logmirror.broker.bucket.tiling import MIN_OBJECTS, SPAN_MS
+from logmirror.broker.bucket.tiling import INDEXED_BYTES, MIN_OBJECTS, SPAN_MS
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.reports import CostCause, CostReport
 
@@ -112,15 +112,22 @@ def _bundled(commit_bytes: float, commits: float) -> CostCause:
 
 
 def _sealed(size_bytes: float, count: float, *, deletes: bool) -> CostCause:
-    """A segment and the producer state at its end; the state before it is listed and deleted."""
+    """A segment, its index, and the producer state at its end.
+
+    The state before it is listed and deleted. A segment is deleted with its index.
+    """
     parts = 1 if size_bytes <= PUT_BYTES else 2 + math.ceil(size_bytes / PART_BYTES)
     return CostCause(
         cause="sealed segments",
-        put=count * (1 + parts),
+        put=count * (1 + parts + _index(size_bytes)),
         list=count,
-        delete=count * (2 if deletes else 1),
+        delete=count * (3 if deletes else 1),
         put_bytes=count * size_bytes,
     )
+
+
+def _index(size_bytes: float) -> int:
+    return size_bytes >= INDEXED_BYTES
 
 
 def _merged(size_bytes: float, count: float, target_bytes: int, life_s: float) -> CostCause:
@@ -131,10 +138,10 @@ def _merged(size_bytes: float, count: float, target_bytes: int, life_s: float) -
     put = put_bytes = delete = 0.0
     factor = _FIRST_MERGED
     while size_bytes * factor <= target_bytes and life_s * factor * 1000 <= SPAN_MS:
-        delete += count
+        delete += 2 * count
         size_bytes, life_s, count = size_bytes * factor, life_s * factor, count / factor
         factor = MIN_OBJECTS
-        put += count
+        put += count * (1 + _index(size_bytes))
         put_bytes += count * size_bytes
     return CostCause(cause="merged segments", put=put, delete=delete, put_bytes=put_bytes)
 

@@ -16,16 +16,26 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.bucket.parts import Parts
+from logmirror.broker.bucket.tiling import INDEXED_BYTES
 from logmirror.broker.log.disk import Disk, OpenFile
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from logmirror.broker.log.segment import Segment, SparseIndex
     from logmirror.stores.base import BlobStore
 
 _LOG: Final = logging.getLogger(__name__)
 _COPY_BYTES: Final = 4 * 1024 * 1024
+_AGAIN_MS: Final = 60_000
+"""A segment that is read again within this time is fetched whole (P3 in `parts`)."""
+
+_PLACES: Final = 1_000
+"""Segments whose last read is remembered."""
+
 _AHEAD_MAX: Final = 4
 """Files that are fetched ahead at the same time; further ones wait for the read that needs them."""
 
@@ -40,7 +50,7 @@ class BucketDisk(Disk):
 
     Attributes:
         hits: Files that were here when they were opened for reading.
-        misses: Files that were not, and were fetched.
+        misses: Files that were not, and were fetched, or a part of them.
         fetched_bytes: The bytes of those.
     """
 
@@ -52,6 +62,8 @@ class BucketDisk(Disk):
         self._kept: OrderedDict[Path, int] = OrderedDict()
         self._fetching: dict[Path, Future[None]] = {}
         self._ahead: set[Path] = set()
+        self._parts = Parts(store)
+        self._read_at_ms: OrderedDict[Path, int] = OrderedDict()
         self.held_bytes = 0
         self.hits = self.misses = self.fetched_bytes = 0
 
@@ -95,6 +107,40 @@ class BucketDisk(Disk):
             return self._fetched(path)
         self.hits += 1
         return file
+
+    def part(
+        self, segment: Segment, offset: int, size_bytes: int
+    ) -> tuple[OpenFile, SparseIndex] | None:
+        """Return a part of a large segment that is not here; None: it must be opened, as a whole.
+
+        That is so if it was read just before (P3 in `parts`). See `SegmentCache.loaded_at`.
+
+        Raises:
+            OSError: The bucket could not be read.
+        """
+        path = segment.path
+        if segment.size_bytes < INDEXED_BYTES or path.parent not in self._folders or path.exists():
+            return None
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        with self._lock:
+            is_again = now_ms - self._read_at_ms.pop(path, -_AGAIN_MS) < _AGAIN_MS
+            self._read_at_ms[path] = now_ms
+            while len(self._read_at_ms) > _PLACES:
+                self._read_at_ms.popitem(last=False)
+            if is_again or path in self._fetching or path in self._ahead:
+                return None
+        try:
+            found = self._parts.read(segment, self._name(path), offset, size_bytes)
+        except LogmirrorError as error:
+            raise _failed(path, error) from error
+        if found is None:
+            return None
+        file, index, fetched = found
+        self.misses += 1
+        self.fetched_bytes += fetched
+        if offset == segment.first:  # of a consumer that will read on
+            self.read_ahead(path)
+        return file, index
 
     def read_start(self, path: Path, size_bytes: int) -> bytes:
         """See `Disk.read_start`; fetches these bytes only."""

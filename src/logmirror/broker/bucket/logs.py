@@ -20,17 +20,20 @@ from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshot
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.heartbeats import Heart
 from logmirror.broker.bucket.journal import Journal
+from logmirror.broker.bucket.parts import create_index, delete_object
 from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
     SealedObject,
     create_object,
     delete_topic,
     folder_of,
+    pieces_of,
     producers_name,
     sealed_objects,
     upload,
 )
 from logmirror.broker.bucket.stop_deadline import StopDeadline
+from logmirror.broker.bucket.tiling import INDEXED_BYTES
 from logmirror.broker.bucket.uploads import Uploads
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.file_names import open_path, sealed_path
@@ -44,7 +47,7 @@ from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -57,7 +60,6 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
 
 _LOG: Final = logging.getLogger(__name__)
-_COPY_BYTES: Final = 4 * 1024 * 1024
 _CLOSE_S: Final = 2.0
 _SAY_S: Final = 2.0
 
@@ -133,7 +135,7 @@ class BucketLogs:
         self._removable: deque[int] = deque()
         self._deadline = StopDeadline(self._give_up, folder)
         self.sealed_objects = self.sealed_bytes = 0
-        self.snapshots = Snapshots(self._snapshot_made)
+        self.snapshots = Snapshots(self._remove_soon)
         self.when_uploaded: Callable[[Key], None] = lambda _: None
         """Called in the thread of the uploads after each segment."""
 
@@ -334,10 +336,15 @@ class BucketLogs:
     def _submit_upload(
         self, key: Key, in_bucket: str, segment: Segment, path: Path, producers: bytes
     ) -> None:
+        index = segment.index
+
         def run() -> None:
             if not segment.is_deleted:
                 first, after = segment.first, segment.next_offset
-                upload(self._store, in_bucket, first, after, _parts(path), producers)
+                upload(self._store, in_bucket, first, after, pieces_of(path), producers)
+                if segment.size_bytes >= INDEXED_BYTES:
+                    found = index or segment.indexed(self.disk.open_for_reading(path))
+                    create_index(self._store, f"{in_bucket}/{path.name}", found)
                 self.sealed_objects += 1
                 self.sealed_bytes += segment.size_bytes
                 self.disk.keep(path, segment.size_bytes)
@@ -397,9 +404,6 @@ class BucketLogs:
             bundles.create(self._store, bundle, data)
             self._bundler.exists(bundle)
 
-    def _snapshot_made(self) -> None:
-        self._remove_soon()
-
     # Deleting
 
     def remove(self, log: PartitionLog, segments: list[Segment]) -> None:
@@ -418,7 +422,7 @@ class BucketLogs:
 
     def _delete_all(self, in_bucket: str, names: list[str]) -> None:
         for name in names:
-            self._store.delete(f"{in_bucket}/{name}")
+            delete_object(self._store, f"{in_bucket}/{name}")
             failpoints.reach("bucket.deleted")
 
     def delete_topic(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
@@ -455,7 +459,11 @@ class BucketLogs:
     ) -> None:
         """Create the object of segments that become one. Blocks; in the thread."""
         folder = self._in_bucket[log]
-        create_object(self._store, folder, first, after, _parts(path), version=version)
+        create_object(self._store, folder, first, after, pieces_of(path), version=version)
+        made = Segment(log.folder, first, after, path.stat().st_size, version=version)
+        if made.size_bytes >= INDEXED_BYTES:
+            index = made.indexed(self.disk.open_for_reading(path))
+            create_index(self._store, f"{folder}/{made.path.name}", index)
 
     def delete_replaced(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
         """Delete segments that became one, the oldest first."""
@@ -488,9 +496,3 @@ class BucketLogs:
             if not self.journal.is_fenced:
                 self._heart.say_stopped(self.journal.end, _SAY_S)
         self._deadline.cancel()
-
-
-def _parts(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(_COPY_BYTES):
-            yield data

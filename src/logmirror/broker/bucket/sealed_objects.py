@@ -19,6 +19,7 @@ from logmirror import failpoints
 from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.naming import NATIVE, split_name
 from logmirror.broker.bucket.chain import PRODUCERS
+from logmirror.broker.bucket.parts import INDEXES
 from logmirror.broker.bucket.tiling import tiled
 from logmirror.broker.log.file_names import sealed_name
 from logmirror.broker.metadata import short_form
@@ -27,12 +28,14 @@ from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
 
     from logmirror.broker.metadata import Compacted
     from logmirror.stores.base import BlobStore, Buffer
 
 _DIGITS: Final = 20
+_COPY_BYTES: Final = 4 * 1024 * 1024
 
 
 class SealedObject(NamedTuple):
@@ -57,6 +60,13 @@ def object_name(folder: str, first: int, after: int, version: str = "") -> str:
 def producers_name(folder: str, offset: int) -> str:
     """Return the name of the producer state before an offset."""
     return f"{PRODUCERS}/{folder}/{offset:0{_DIGITS}d}"
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file."""
+    with path.open("rb") as file:
+        while data := file.read(_COPY_BYTES):
+            yield data
 
 
 def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
@@ -179,7 +189,7 @@ def delete_topic(store: BlobStore, topic: str, topic_id: uuid.UUID, partitions: 
     """Remove all objects of a topic whose deletion is in the chain."""
     for number in range(partitions):
         folder = folder_of(topic, topic_id, number)
-        for place in (folder, f"{PRODUCERS}/{folder}"):
+        for place in (f"{INDEXES}/{folder}", folder, f"{PRODUCERS}/{folder}"):
             for name in list(store.names(place)):
                 store.delete(f"{place}/{name}")
                 failpoints.reach("bucket.deleted")

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 MIN_OBJECTS: Final = 8
 """Fewer small objects in a cell are not merged."""
 
+INDEXED_BYTES: Final = 4 * 1024 * 1024
+"""Smaller objects have no index (`parts`): they are fetched whole."""
+
 SPAN_MS: Final = 24 * 3600 * 1000
 """Records of a merged segment are not further apart: retention deletes whole segments."""
 

@@ -305,8 +305,12 @@ class _Reading:
         loop = asyncio.get_running_loop()
         source = segment.source
         executor = self._broker.executor if source is None else source.executor
+        wanted, most = self._wanted[place][1], self._max_bytes - self._records_bytes
+        place_in = wanted.offset, min(wanted.max_bytes, most)
         try:
-            pinned[segment] = await loop.run_in_executor(executor, cache.loaded, segment)
+            pinned[segment] = await loop.run_in_executor(
+                executor, cache.loaded_at, segment, *place_in
+            )
         except (LogmirrorError, OSError) as error:
             if segment.is_deleted:
                 return True  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE

@@ -64,8 +64,9 @@ def read_batches(
                 break
             raise ColdSegmentError(segment)
         must_have = at_least_one and not found
+        limit = min(readable_bytes, loaded[1].end)
         try:
-            end = end_before(segment, loaded, before, readable_bytes)
+            end = end_before(segment, loaded, before, limit)
             place, reached = batches_in(segment, loaded, offset, end, left, must_have)
         except DamagedRecordsError:
             if found:
@@ -80,6 +81,6 @@ def read_batches(
             left -= place.size_bytes
             found_to = loaded[1].offset_after(reached, segment.next_offset)
         offset = segment.next_offset
-        if reached < end or left <= 0:
+        if reached < end or left <= 0 or limit < readable_bytes:
             break
     return found, found_to

@@ -12,6 +12,7 @@ over the headers of at most 16 KiB of small batches, or one large batch.
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from struct import Struct
@@ -100,11 +101,16 @@ def walk(file: OpenFile, position: int, end: int) -> Iterator[BatchAt]:
 
 
 class SparseIndex:
-    """Base offset, position and largest timestamp of each interval."""
+    """Base offset, position and largest timestamp of each interval.
 
-    __slots__ = ("max_timestamp_ms", "offsets", "positions", "timestamps_ms")
+    Attributes:
+        end: Of a part of a segment: the position where it ends. Otherwise there is no limit.
+    """
+
+    __slots__ = ("end", "max_timestamp_ms", "offsets", "positions", "timestamps_ms")
 
     def __init__(self) -> None:
+        self.end = sys.maxsize
         self.offsets = array("q")
         self.positions = array("q")
         self.timestamps_ms = array("q")

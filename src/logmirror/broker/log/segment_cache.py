@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.log.segment_check import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk, OpenFile
@@ -34,7 +34,14 @@ MAX_INDEX_ENTRIES: Final = 2_000_000
 
 
 class SegmentCache:
-    """The loaded sealed segments of one broker. Safe to call from several threads."""
+    """The loaded sealed segments of one broker. Safe to call from several threads.
+
+    Args:
+        disk: The system calls.
+        max_loaded: Limit for the files.
+        max_index_entries: Limit for the indexes.
+        parts: Returns a part of a segment that is not here, or None; see `loaded_at`.
+    """
 
     def __init__(
         self,
@@ -42,8 +49,9 @@ class SegmentCache:
         *,
         max_loaded: int = DEFAULT_LOADED_SEGMENTS,
         max_index_entries: int = MAX_INDEX_ENTRIES,
+        parts: Callable[[Segment, int, int], tuple[OpenFile, SparseIndex] | None] | None = None,
     ) -> None:
-        self._disk = disk
+        self._disk, self._parts = disk, parts
         self._max_loaded = max_loaded
         self._max_index_entries = max_index_entries
         self._lock = threading.Lock()
@@ -76,6 +84,24 @@ class SegmentCache:
             found = file, index
             self._keep(segment, *found)
         return found
+
+    def loaded_at(
+        self, segment: Segment, offset: int, size_bytes: int
+    ) -> tuple[OpenFile, SparseIndex]:
+        """Like `loaded`, or a part from an offset on (`SparseIndex.end`), if that is cheaper.
+
+        Args:
+            segment: The segment.
+            offset: An offset in it.
+            size_bytes: How much is wanted.
+        """
+        found = self.if_loaded(segment)
+        if found is None and self._parts is not None:
+            found = self._parts(segment, offset, size_bytes)
+            if found is not None:
+                with self._lock:
+                    self._files.add(found[0])
+        return found or self.loaded(segment)
 
     def read_ahead(self, segment: Segment) -> None:
         """Note that a sealed segment will be read soon. Never blocks."""
