@@ -36,7 +36,7 @@ from kit.servers.mounted import MountingBroker  # noqa: E402  # as above
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FORMATS = ("native", "parquet")
+FORMATS = ("native", "parquet", "ndjson")
 KAFKA, MIRRORMAKER = "Apache Kafka", "MirrorMaker 2, tuned"
 TIMEOUT_S = 600
 NO_SYNC = {"sync.topic.configs.enabled": "false"}

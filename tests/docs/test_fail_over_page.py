@@ -73,7 +73,7 @@ def test_the_groups_of_the_page_read_every_record_once(reader):
 
 @pytest.fixture
 def on_kafka(kafka_392: ApacheKafka, kafka_431: ApacheKafka, tmp_path: Path) -> Iterator[Reader]:
-    """The clusters of the page, without what it has written there before and after."""
+    """The clusters of the page, without what it has written there afterwards."""
     servers = kafka_392.bootstrap, kafka_431.bootstrap
     made = Reader(tmp_path, with_spark=False, servers=dict(zip(APACHE, servers, strict=True)))
     made.use(kafka_431.tools)
