@@ -2,7 +2,7 @@
 
     python bench/restore.py [--records N] [--partitions N] [--rounds N]
 
-One topic on Apache Kafka 4.3.1 is archived in both formats, and `logmirror broker` mounts each
+One topic on Apache Kafka 4.3.1 is archived in all formats, and `logmirror broker` mounts each
 archive. kcat reads the topic from each, twice: a mounted broker is new in each round, so its first
 read converts what is not served as it is. Then `logmirror run` and a tuned MirrorMaker 2 copy it
 from the mounted archive into another Apache Kafka. The contestants take turns in each round.
