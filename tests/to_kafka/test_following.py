@@ -1,5 +1,6 @@
 """Following several partitions: a source that responds late once is asked again soon."""
 
+import itertools
 from types import SimpleNamespace
 
 from kit.fakes.scripted import SteppingClock
@@ -29,7 +30,38 @@ def test_one_late_response_does_not_make_the_next_request_late():
     window = FollowWindow(WINDOW_MS, clock)
     following = Following(Source(), window, clock, write=lambda *_: None)
     assert following.wait([partition_slice(0), partition_slice(1)])
-    assert asked == [0, LATE_MS + LISTEN_MS, LATE_MS + LISTEN_MS + 1 + 10]
+    assert asked == [0, LATE_MS + 10, LATE_MS + 10 + 1 + 10]
+
+
+def test_a_slow_source_is_asked_less_often_until_a_response_is_fast():
+    clock, asked = SteppingClock(), []
+
+    class Source:
+        def list_offsets(self, partitions, _at):
+            asked.append(clock.ms)
+            clock.ms += 20 if len(asked) < 12 else 1
+            return dict.fromkeys(partitions, 5 if len(asked) < 14 else 6)
+
+    window = FollowWindow(WINDOW_MS, clock)
+    following = Following(Source(), window, clock, write=lambda *_: None)
+    assert following.wait([partition_slice(0), partition_slice(1)])
+    between = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert between == [20 + 10] * 7 + [20 + 200] * 4 + [1 + 10] * 2
+
+
+def test_a_source_far_away_is_asked_as_often_as_its_window_is_checked():
+    clock, asked = SteppingClock(), []
+
+    class Source:
+        def list_offsets(self, partitions, _at):
+            asked.append(clock.ms)
+            clock.ms += 100
+            return dict.fromkeys(partitions, 5 if len(asked) < 10 else 6)
+
+    window = FollowWindow(WINDOW_MS, clock)
+    following = Following(Source(), window, clock, write=lambda *_: None)
+    assert following.wait([partition_slice(0), partition_slice(1)])
+    assert asked[-1] - asked[-2] == 100 + LISTEN_MS
 
 
 def test_a_pause_ends_with_the_window():
@@ -40,7 +72,7 @@ def test_a_pause_ends_with_the_window():
             clock.ms += 100
             return dict.fromkeys(partitions, 5)
 
-    window = FollowWindow(150, clock)
+    window = FollowWindow(105, clock)
     following = Following(Source(), window, clock, write=lambda *_: None)
     assert not following.wait([partition_slice(0), partition_slice(1)])
-    assert clock.ms == 150
+    assert clock.ms == 105

@@ -9,6 +9,7 @@ An error of one slice ends that slice alone.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from logmirror import progress
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
 
 _POLL_MS: Final = 10
 """Pause between two requests for the log ends of several partitions. The pause is ten times the
-response time where that is longer, up to `LISTEN_MS`: one slow response says little about the next.
+shortest of the last `_RECENT` response times where that is longer, up to `LISTEN_MS`.
 """
+
+_RECENT: Final = 8
+"""So many responses in turn are slow where the source is. Fewer are slow in a pause of its broker,
+or while other clients keep it busy, and the next response may be fast."""
 
 
 class FollowingSlice(Protocol):
@@ -89,6 +94,8 @@ class Following(Generic[_S]):
     ) -> None:
         self._source_client, self._window, self._clock = source_client, window, clock
         self._write = write
+        self._took_ms = deque([0] * _RECENT, maxlen=_RECENT)
+        """How long the last requests for log ends took."""
 
     def step(self, slice_: _S) -> bool:
         """Fetch once, without waiting, and write what came; returns whether anything came."""
@@ -136,6 +143,7 @@ class Following(Generic[_S]):
             slice_.known_end = max(slice_.known_end, ends[slice_.work.slice.flow.source])
         if any(slice_.next_offset < slice_.known_end for slice_ in watched):
             return True
-        took_ms = self._clock.monotonic_ms() - begun_ms
-        self._clock.sleep_ms(min(max(_POLL_MS, 10 * took_ms), LISTEN_MS, self._window.left_ms))
+        self._took_ms.append(self._clock.monotonic_ms() - begun_ms)
+        pause_ms = max(_POLL_MS, 10 * min(self._took_ms))
+        self._clock.sleep_ms(min(pause_ms, LISTEN_MS, self._window.left_ms))
         return False
