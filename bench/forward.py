@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import forward_delay  # noqa: E402  # after the path is set
+import forward_groups  # noqa: E402  # after the path is set
 import forward_memory  # noqa: E402  # after the path is set
 import forward_neighbours  # noqa: E402  # after the path is set
 import forward_trip  # noqa: E402  # after the path is set
@@ -136,6 +137,13 @@ def neighbours_part(base: Path, options: argparse.Namespace) -> list[dict[str, o
     return forward_neighbours.measure(base, partitions, seconds=options.neighbour_seconds)
 
 
+def groups_part(base: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Measure the end-to-end latency while consumer groups are translated."""
+    return forward_groups.measure(
+        base, options.group_partitions, rounds=options.rounds, seconds=options.group_seconds
+    )
+
+
 def calm_part(base: Path, options: argparse.Namespace) -> list[dict[str, float]]:
     """Measure the highest latency of ten minutes."""
     return forward_delay.measure(base, [1], seconds=options.calm_seconds)
@@ -152,6 +160,7 @@ PARTS = {
     "delay": delay_part,
     "calm": calm_part,
     "neighbours": neighbours_part,
+    "groups": groups_part,
     "memory": memory_part,
 }
 
@@ -166,6 +175,8 @@ def main() -> None:
     parser.add_argument("--contestants", default=";".join(CONTESTANTS), metavar="NAMES")
     parser.add_argument("--seconds", type=int, default=60, help="for which delays are measured")
     parser.add_argument("--neighbour-seconds", type=int, default=30, help="of each disturbance")
+    parser.add_argument("--group-seconds", type=int, default=20, help="of each state")
+    parser.add_argument("--group-partitions", type=int, default=10)
     parser.add_argument("--calm-seconds", type=int, default=600)
     parser.add_argument("--many-partitions", default="1,100,1000")
     options = parser.parse_args()

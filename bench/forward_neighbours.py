@@ -82,12 +82,12 @@ def _latencies(  # noqa: PLR0913, PLR0917  # one call, from `measure`
     try:
         with _running(base, source, target, topic):
             produce(source, topic, partitions, WARM_UP_S)
-            found["alone"] = _one(source, topic, partitions, seconds, readers)
+            found["alone"] = latencies(source, topic, partitions, seconds, readers)
         with _running(base, source, target, topic, other):
             produce(source, topic, partitions, WARM_UP_S)
             for state, disturb in states.items():
                 with disturb():
-                    found[state] = _one(source, topic, partitions, seconds, readers)
+                    found[state] = latencies(source, topic, partitions, seconds, readers)
     finally:
         for reader in readers:
             reader.end()
@@ -107,9 +107,18 @@ def _running(
         service.end()
 
 
-def _one(
+def latencies(
     source: Cluster, topic: str, partitions: int, seconds: int, readers: list[Reader]
 ) -> dict[str, float]:
+    """Produce for so many seconds; return the latencies at the source and at the destination.
+
+    Args:
+        source: Where records are produced.
+        topic: The topic, at both clusters.
+        partitions: Its partitions.
+        seconds: How long records are produced.
+        readers: The consumer of the source, and that of the destination.
+    """
     began_ns = time.monotonic_ns()
     made = produce(source, topic, partitions, seconds)
     until = time.monotonic() + _ARRIVAL_S

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from clusters import BATCH_BYTES, VERSION
 from forward import DEFAULTS, LOOP, OURS, TUNED
-from forward_delay import RECORD_BYTES, RECORDS_S
+from forward_delay import RECORD_BYTES, RECORDS_S, WARM_UP_S
+from forward_groups import INTERVAL_S
 from forward_memory import RECORDS_EACH
 from mirrormaker import JVM
 from mirrormaker import TUNED as SETTINGS
@@ -32,6 +33,8 @@ NEIGHBOUR_STATES = {
     "after": "just resumed",
     "dripping": "drips",
 }
+GROUPS_GOAL = 1.5
+GROUPS_RATIOS = {"p50_ms": "p50", "p99_ms": "p99"}
 DELAY_GOAL_MS = 100
 TRIP_GOAL = 0.8
 
@@ -53,6 +56,7 @@ def sections(found: Mapping[str, Any]) -> str:
         "delay": delays,
         "calm": calm,
         "neighbours": neighbours,
+        "groups": groups,
         "memory": memory,
     }
     written = [write(found[name]) for name, write in parts.items() if name in found]
@@ -240,6 +244,47 @@ Each row is {results[0]["seconds"]} s. Halted: the other broker is stopped by SI
 proxy passes one byte of its responses per second.
 
 {table(header, rows)}"""
+
+
+def groups(result: Mapping[str, Any]) -> str:
+    rows = []
+    for state, figures in result["medians"].items():
+        highest = max(each["max_ms"] for each in result["rounds"][state])
+        rows.append(
+            [
+                state,
+                *(f"{figures[key]:.1f}" for key in ("p50_ms", "p99_ms")),
+                f"{highest:.0f}",
+                f"{figures['source_p99_ms']:.1f}",
+                f"{figures['cpu_s_per_s'] * 100:.0f} %",
+                f"{figures['checkpoints_s']:,.0f}",
+            ]
+        )
+    ratios = [
+        [
+            GROUPS_RATIOS[key],
+            f"{ratio['median']:.2f}",
+            ", ".join(f"{value:.2f}" for value in ratio["rounds"]),
+            f"{GROUPS_GOAL}",
+            verdict(reached=ratio["median"] <= GROUPS_GOAL),
+        ]
+        for key, ratio in result["ratios"].items()
+    ]
+    header = ["groups", "p50, ms", "p99, ms", "highest, ms", "p99 at the source, ms"]
+    header += ["CPU of the service", "checkpoints/s"]
+    return f"""### Consumer groups in the same process
+
+The same latency, with {result["partitions"]} partitions, of a service that translates \
+{result["groups"]:,} consumer groups with {result["partitions"]} partitions each every \
+{INTERVAL_S} s, and of one that translates none. Translated offsets are also committed at the \
+destination (`sync-group-offsets`). In both states a third of the groups commits every \
+{INTERVAL_S} s, {result["commits_s"]:.0f} commits per second. The states take turns; for each turn \
+the service is started again, runs for {WARM_UP_S} s, and is measured for {result["seconds"]} s. \
+Figures are medians over the rounds, except the highest latency.
+
+{table(header, rows)}
+
+{table(["translated to not translated", "median", "each round", "goal", ""], ratios)}"""
 
 
 def memory(results: Sequence[Mapping[str, Any]]) -> str:

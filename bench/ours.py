@@ -21,7 +21,9 @@ MASTER = "local[2]"
 _STAMP = re.compile(r"^(\S+Z) INFO (mirror starts|copied)", re.MULTILINE)
 
 
-def write_config(folder: Path, source: str, target: str, topic: str, *others: str) -> Path:
+def write_config(
+    folder: Path, source: str, target: str, topic: str, *others: str, **options: object
+) -> Path:
     """Write the configuration of one mirror of all partitions; JSON, which YAML contains.
 
     Args:
@@ -30,6 +32,7 @@ def write_config(folder: Path, source: str, target: str, topic: str, *others: st
         target: The destination's.
         topic: The topic, at both.
         others: Further destinations, by their bootstrap servers.
+        options: Further settings of each mirror.
     """
     mirrors = [
         {
@@ -38,6 +41,7 @@ def write_config(folder: Path, source: str, target: str, topic: str, *others: st
             "topic": topic,
             "partitions": "all",
             "destinations": [{"type": "kafka", "bootstrap-servers": each}],
+            **options,
         }
         for number, each in enumerate((target, *others))
     ]
