@@ -131,7 +131,7 @@ COPIES_MISSES: Final = _metric(
     "local_copies_misses_total",
     "counter",
     "files",
-    "Copies that were not, and were made from an object.",
+    "Copies that were not, and were made from an object, or a part of one.",
     COPIES,
 )
 COMMIT_OBJECTS: Final = _metric(
