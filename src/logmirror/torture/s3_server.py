@@ -76,6 +76,8 @@ class _Server(ThreadingHTTPServer):
     """Logs no errors of clients that were killed during a request."""
 
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted. With 5, some of a burst wait for seconds."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """See `socketserver.BaseServer`."""
