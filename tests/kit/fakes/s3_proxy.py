@@ -89,12 +89,6 @@ class Fault:
     """Of the paths of the requests."""
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    """Connections that wait to be accepted. With 5, some of a burst wait for seconds."""
-
-
 class S3Proxy:
     """The proxy; use it in a `with`.
 
@@ -155,7 +149,8 @@ class S3Proxy:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = _Server((HOST, 0), Handler)
+        self._server = ThreadingHTTPServer((HOST, 0), Handler)
+        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     @property
