@@ -12,7 +12,7 @@ import os
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka.admin as confluent
 import pytest
@@ -286,6 +286,33 @@ def test_a_response_in_progress_keeps_its_segment(tmp_path):
             assert len(os.pread(found.file.fd, found.size_bytes, found.position)) > 100
 
     _run(act())
+
+
+def test_what_is_stored_while_a_log_is_considered_is_considered_too(tmp_path):
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            [log] = (await parts.create(cleanup_policy="compact")).logs
+            await parts.append(log, START_MS, key=b"k")
+            consider, ends = parts.compactor.consider, list[int]()
+
+            async def and_store_more(*arguments: Any) -> int | None:
+                ends.append(parts.commits.stored_end(log))
+                due_ms = await consider(*arguments)
+                if len(ends) == 1:
+                    log.roll()
+                    parts.commits.schedule(log)
+                    await asyncio.sleep(0)
+                    await parts.commits.drain()
+                return due_ms
+
+            parts.compactor.consider = and_store_more
+            parts.commits.touch(log)
+            parts.housekeeping.reconsider(log)
+            await parts.housekeeping.tick()
+            await parts.housekeeping.tick()
+            assert ends == [0, 1]
+
+    asyncio.run(act())
 
 
 @pytest.fixture

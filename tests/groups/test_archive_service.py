@@ -52,6 +52,18 @@ def done():
     return ArchiveRound(groups=3, written=1)
 
 
+def failing_first(*errors):
+    """A round that fails with these errors before it succeeds."""
+    left = list(errors)
+
+    def round_():
+        if left:
+            raise left.pop(0)
+        return done()
+
+    return round_
+
+
 def test_an_archive_that_does_not_respond_delays_no_other_and_not_the_end(monkeypatch):
     monkeypatch.setattr(rounds, "JOIN_MS", 50)
     release = threading.Event()
@@ -72,14 +84,8 @@ def test_an_archive_that_does_not_respond_delays_no_other_and_not_the_end(monkey
 
 def test_a_failure_is_logged_counted_and_tried_again(monkeypatch, caplog):
     monkeypatch.setattr(rounds, "backoff_ms", lambda failures: failures)
-    failures = [UnavailableError("no response"), UnavailableError("no response")]
-
-    def round_():
-        if failures:
-            raise failures.pop()
-        return done()
-
-    archives = Archives(files=round_)
+    failing = failing_first(UnavailableError("no response"), UnavailableError("no response"))
+    archives = Archives(files=failing)
     with archives.service.running():
         wait_until(
             lambda: archives.value(metrics.SNAPSHOTS, "files") >= 1,
@@ -111,16 +117,18 @@ def test_that_no_group_is_visible_is_logged(caplog):
 
 def test_once_tries_again_what_may_work_soon(monkeypatch):
     monkeypatch.setattr(rounds, "backoff_ms", lambda failures: failures)
-    failures = [UnavailableError("no leader"), OutcomeUnknownError("no response")]
-
-    def round_():
-        if failures:
-            raise failures.pop()
-        return done()
-
-    archives = Archives(files=round_)
+    failing = failing_first(UnavailableError("no leader"), OutcomeUnknownError("no response"))
+    archives = Archives(files=failing)
     archives.service.run_once()
     assert archives.value(metrics.SNAPSHOTS, "files") == 1
+
+
+def test_once_is_not_tried_again_after_a_stop():
+    left = [UnavailableError("no leader"), UnavailableError("asked again")]
+    archives = Archives(files=failing_first(*left))
+    archives.service.stop()
+    with pytest.raises(UnavailableError, match="no leader"):
+        archives.service.run_once()
 
 
 def test_once_tries_all_archives_and_raises_the_first_error(monkeypatch):

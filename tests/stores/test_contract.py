@@ -62,6 +62,15 @@ def test_what_was_created_is_listed_in_order_and_read_back(store):
     assert store.read("folder/b") == b"b"
 
 
+def test_a_range_has_the_bytes_of_the_object_up_to_its_end(store):
+    store.create("f/a", b"0123456789")
+    assert store.read_range("f/a", 0, 10) == b"0123456789"
+    assert store.read_range("f/a", 3, 4) == b"3456"
+    assert store.read_range("f/a", 8, 100) == b"89"
+    with pytest.raises(KeyError):
+        store.read_range("f/b", 0, 1)
+
+
 def test_create_never_replaces(store):
     store.create("f/a", b"first")
     with pytest.raises(AlreadyExistsError) as caught:

@@ -46,7 +46,11 @@ class Replacing(Protocol):
     """Puts compacted segments in the place of others."""
 
     async def begin(self, log: PartitionLog) -> None:
-        """Keep anything else from replacing segments of a log, until `end`."""
+        """Keep anything else from replacing segments of a log, until `end`.
+
+        Raises:
+            UnavailableError: Something else does, and does not end.
+        """
         ...
 
     async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
@@ -241,27 +245,15 @@ class Compactor:
 
     async def _compact(self, log: PartitionLog, topic: Topic, number: int, end: int) -> None:
         key = topic.topic_id.bytes, number
-        segments = [segment for segment in self._stored(log) if segment.next_offset <= end]
-        producers = log.producers.items()
-        behind = log.readable_segments()[len(segments) :]
-        if log.durable < log.high_watermark:  # a marker that a power loss can undo decides nothing
-            behind = [(segment, size) for segment, size in behind if segment.is_sealed]
-        cleaning: Cleaning | None = None
+        segments: list[Segment] = []
         started_ms = self._clock.monotonic_ms()
         try:
-            plan = {
-                "folder": log.folder,
-                "segments": segments,
-                "behind": behind,
-                "dirty_from": max(self._upto.get(key, 0), log.log_start),
-                "held": [known.batches[-1].base_offset for _, known in producers if known.batches],
-                "segment_bytes": topic.configs.segment_bytes,
-                "now_ms": self._clock.now_ms(),
-                "delete_retention_ms": topic.configs.delete_retention_ms,
-                "must_stop": lambda: self._is_stopping or log.failure is not None,
-            }
-            cleaning = await self._in_thread(_new_cleaning, self._disk, plan)
             await self._replacing.begin(log)
+            segments = [segment for segment in self._stored(log) if segment.next_offset <= end]
+            if not segments:
+                return  # deleted meanwhile, or merged with later ones; `done` starts it again
+            plan = self._plan(log, topic, key, segments)
+            cleaning: Cleaning = await self._in_thread(_new_cleaning, self._disk, plan)
             is_complete = await self._pass(log, cleaning)
         except (LogmirrorError, OSError) as error:
             if self._is_stopping or log.failure is not None:
@@ -283,6 +275,26 @@ class Compactor:
             "%s: compacted up to offset %d in %.1f s: %d bytes, %d records removed; %d bytes now",
             *(log.folder, cleaning.upto, took_s, before, cleaning.removed, after),
         )
+
+    def _plan(
+        self, log: PartitionLog, topic: Topic, key: tuple[bytes, int], segments: list[Segment]
+    ) -> dict[str, Any]:
+        """Return the fields of a `Plan`."""
+        producers = log.producers.items()
+        behind = log.readable_segments()[len(segments) :]
+        if log.durable < log.high_watermark:  # a marker that a power loss can undo decides nothing
+            behind = [(segment, size) for segment, size in behind if segment.is_sealed]
+        return {
+            "folder": log.folder,
+            "segments": segments,
+            "behind": behind,
+            "dirty_from": max(self._upto.get(key, 0), log.log_start),
+            "held": [known.batches[-1].base_offset for _, known in producers if known.batches],
+            "segment_bytes": topic.configs.segment_bytes,
+            "now_ms": self._clock.now_ms(),
+            "delete_retention_ms": topic.configs.delete_retention_ms,
+            "must_stop": lambda: self._is_stopping or log.failure is not None,
+        }
 
     async def _pass(self, log: PartitionLog, cleaning: Cleaning) -> bool:
         """Replace the segments; returns whether all were."""

@@ -156,6 +156,7 @@ class Housekeeping:
         """Do what is due, except deleting; return the log start that retention demands."""
         configs = topic.configs
         known = self._known.setdefault(log, _Known())
+        stored_end = self._commits.stored_end(log)  # what is stored meanwhile is considered again
         roll_ms = self._roll(log, known, configs, now_ms)
         start, expiry_ms = log.log_start, None
         if configs.is_deleting:
@@ -163,8 +164,7 @@ class Housekeeping:
         compact_ms = None
         if configs.is_compacted and self.compactor is not None:
             compact_ms = await self.compactor.consider(log, topic, number, now_ms)
-        known.configs, known.tail = configs, log.tail
-        known.stored_end = self._commits.stored_end(log)
+        known.configs, known.tail, known.stored_end = configs, log.tail, stored_end
         self._schedule(
             log, known, [at for at in (roll_ms, expiry_ms, compact_ms) if at is not None]
         )

@@ -156,7 +156,8 @@ class MetadataStore:
             for topic, partition, start in database.execute("SELECT * FROM log_starts"):
                 starts.setdefault(topic, {})[partition] = start
             objects: dict[bytes, dict[int, list[Compacted]]] = {}
-            for topic_id, partition, *found in database.execute("SELECT * FROM compacted_objects"):
+            in_order = "SELECT * FROM compacted_objects ORDER BY topic_id, partition, first"
+            for topic_id, partition, *found in database.execute(in_order):
                 of_topic = objects.setdefault(topic_id, {})
                 of_topic.setdefault(partition, []).append(Compacted(*found))
             select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"

@@ -128,9 +128,9 @@ class Rounds(ABC, Generic[SpecT, LinkT]):
             except RETRIABLE:
                 failures += 1
                 pause_ms = backoff_ms(failures)
-                if self._clock.monotonic_ms() + pause_ms > give_up_ms:
+                is_late = self._clock.monotonic_ms() + pause_ms > give_up_ms
+                if is_late or self._stopping.wait(pause_ms / 1000):
                     raise
-                self._stopping.wait(pause_ms / 1000)
             else:
                 return
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from confluent_kafka.admin import (
 from broker.bucket.test_logs import FOLDER, TOPIC, Machine, batch, row
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.runs.commands import wait_until
+from logmirror.broker.bucket import replacing
 from logmirror.broker.bucket.merging import planned
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket.sealed_objects import object_name, sealed_objects
@@ -74,8 +76,8 @@ class Parts:
         path = cleaned_path(folder, old[0].first)
         path.write_bytes(b"".join(one.path.read_bytes() for one in old))
         new = Segment(folder, old[0].first, old[-1].next_offset, path.stat().st_size)
-        await self.replacing.begin(self.log)
         try:
+            await self.replacing.begin(self.log)
             return await self.replacing.replace(
                 self.log, Cleaned(path=path, segment=new, old=tuple(old))
             )
@@ -90,6 +92,8 @@ class Parts:
         return found
 
     def names(self) -> list[str]:
+        """The partition's objects, once those that were replaced are deleted."""
+        self.machine.bucket.submit_replacement(self.log, lambda: None).result()
         return sorted(name for name in self.store.objects if name.startswith(FOLDER))
 
     def content(self) -> bytes:
@@ -184,6 +188,49 @@ def test_a_change_of_unknown_outcome_is_right_either_way(tmp_path):
         assert merger.into == 0
         assert parts.content() == before
         assert opened_again(parts, tmp_path / "two") == before
+
+    asyncio.run(act())
+
+
+def test_an_upload_that_does_not_end_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(replacing, "LIMIT_S", 0.2)
+
+    def refuse(operation: str, _: str) -> None:
+        if operation == "publish":
+            raise UnavailableError("away")
+
+    async def act() -> None:
+        parts = await written(tmp_path / "one")
+        before = parts.names()
+        parts.store.before = refuse
+        with pytest.raises(UnavailableError, match="in time"):
+            await parts.replace(0, 3)
+        parts.store.before = lambda *_: None
+        assert parts.names() == before
+        assert parts.rows() == []
+        assert await parts.replace(0, 3)
+        assert parts.rows() == [(0, 3)]
+        parts.close()
+
+    asyncio.run(act())
+
+
+def test_a_pass_does_not_wait_for_a_merge_that_does_not_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(replacing, "LIMIT_S", 0.2)
+
+    async def act() -> None:
+        parts = await written(tmp_path / "one")
+        may_end = threading.Event()
+        parts.machine.bucket.submit_replacement(parts.log, lambda: may_end.wait(30))
+        merger = parts.machine.commits.merger
+        merger.consider(parts.log)
+        merger.tick()
+        with pytest.raises(UnavailableError, match="being merged"):
+            await parts.replace(0, 3)
+        may_end.set()
+        assert await merger.leave(parts.log, 30)
+        assert merger.into == 1
+        parts.close()
 
     asyncio.run(act())
 

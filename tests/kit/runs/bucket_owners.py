@@ -197,6 +197,7 @@ class Owner:
         new, rows = Compacted(int(first), int(end), version), self.rows[int(number)]
         rows[:] = [one for one in rows if one.next <= new.first or one.first >= new.next]
         rows.append(new)
+        rows.sort()
 
     def _open_partition(self, number: int, found: Any) -> None:
         folder = folder_of("t", TOPIC, number)

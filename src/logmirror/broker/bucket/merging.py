@@ -77,11 +77,18 @@ class Merger:
                     return
             del self._due[log]
 
-    async def leave(self, log: PartitionLog) -> None:
-        """Merge nothing of a log until `take_up`. Waits for the merge in progress."""
+    async def leave(self, log: PartitionLog, timeout_s: float) -> bool:
+        """Merge nothing of a log until `take_up`; returns whether its merge in progress has ended.
+
+        Args:
+            log: The log.
+            timeout_s: How long to wait for that.
+        """
         self._left.add(log)
-        if self._running is not None and self._merging is log:
-            await asyncio.wait([self._running])
+        if self._running is None or self._merging is not log:
+            return True
+        await asyncio.wait([self._running], timeout=timeout_s)
+        return self._running.done()
 
     def take_up(self, log: PartitionLog) -> None:
         """End what `leave` began."""

@@ -2,24 +2,26 @@
 
     .logmirror/broker/indexes/<topic>@<topic ID>/<partition>/<name>   the sparse index of a segment
 
-- P1 An index exists only while its object does: it is created behind it, and deleted before. It is
-  a copy. Without it, or if it is damaged, the whole segment is fetched.
+- P1 An index is created behind its object, and deleted before it. It is only a copy: without it, or
+  if it is damaged, the whole segment is fetched. One that a paused owner creates late stays until
+  the topic is deleted.
 - P2 What an index says is compared with the batches: a part is used if they are whole, unchanged
   and have the offsets of the index. Otherwise the whole segment is fetched and checked, so that
   damage is reported as always.
-- P3 Who reads once costs a part. Who reads again costs the segment, once (`files`).
+- P3 The first read of a segment costs a part, the next one within a minute the whole segment, which
+  is fetched once for all readers (`files`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
+import tempfile
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from struct import Struct
+from struct import Struct, pack, unpack_from
 from struct import error as struct_error
 from typing import TYPE_CHECKING, Final
 
@@ -52,10 +54,9 @@ _CRC: Final = Struct(">I")
 
 def encode(index: SparseIndex) -> bytes:
     """Return the bytes of an index object."""
-    columns = (index.offsets, index.positions, index.timestamps_ms)
-    numbers = array("q", (value for column in columns for value in column))
-    numbers.byteswap()
-    body = _HEADER.pack(_MAGIC, _VERSION, len(index.offsets)) + numbers.tobytes()
+    count = len(index.offsets)
+    numbers = pack(f">{3 * count}q", *index.offsets, *index.positions, *index.timestamps_ms)
+    body = _HEADER.pack(_MAGIC, _VERSION, count) + numbers
     return body + _CRC.pack(crc32c(body))
 
 
@@ -74,8 +75,7 @@ def decode(data: bytes) -> SparseIndex:
     is_ours = magic == _MAGIC and version == _VERSION
     if not is_ours or crc != crc32c(body) or len(body) != _HEADER.size + 24 * count or not count:
         raise CorruptionError("index of a segment is damaged", reason="its bytes are not valid")
-    numbers = array("q", body[_HEADER.size :])
-    numbers.byteswap()
+    numbers = array("q", unpack_from(f">{3 * count}q", body, _HEADER.size))
     index = SparseIndex()
     index.offsets, index.positions = numbers[:count], numbers[count : 2 * count]
     index.timestamps_ms = numbers[2 * count :]
@@ -130,10 +130,7 @@ class Parts:
             data = self._store.read_range(name, start, end - start)
         except (KeyError, CorruptionError):
             return None
-        file = _unnamed(segment.path)
-        written = 0
-        while written < len(data):
-            written += os.pwrite(file.fd, data[written:], start + written)
+        file = _unnamed(segment.path.parent, data, start)
         expected = index.offsets[first]
         for batch in scan(file, expected, contiguous=True, start=start):
             expected, start = batch.last_offset + 1, batch.end
@@ -171,10 +168,11 @@ def _at(column: array[int], entry: int, end: int) -> int:
     return column[entry] if entry < len(column) else end
 
 
-def _unnamed(path: Path) -> OpenFile:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{secrets.token_hex(8)}.part")
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = OpenFile(os.open(part, flags, 0o600))
-    part.unlink()
-    return file
+def _unnamed(folder: Path, data: bytes, position: int) -> OpenFile:
+    """Return a file without a name that has bytes at a position, and none before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as made:
+        made.seek(position)
+        made.write(data)
+        made.flush()
+        return OpenFile(os.dup(made.fileno()))

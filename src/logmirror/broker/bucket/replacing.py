@@ -8,20 +8,23 @@
 - R2 The database has a row for each that counts. So a former owner can make none count. A start
   deletes those without a row, and all others whose offsets overlap those of a row.
 - R3 The next one is created when the row of the one before is in the chain. So a null value is not
-  removed before the values that it hides.
+  removed before the older values of its key.
 - R4 Segments are merged (`tiling`) only behind the last one with a version, and not during a pass:
-  no object without a version has offsets of both sides of the end of a row.
+  no merged object that counts has offsets of both sides of the end of a row.
 - R5 Segments are compacted when their objects exist: so their producer states exist too.
+- R6 What the bucket does not accept in `LIMIT_S` is given up. The pass begins again later,
+  and other partitions are compacted meanwhile. The object may be created late, and has no row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
 from logmirror.broker.metadata import Compacted
 from logmirror.clock import new_nonce
+from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from logmirror.broker.log.cleaner import Cleaned
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.metadata import MetadataStore
+
+
+LIMIT_S: Final = 60.0
+"""Time for one object, and for a merge in progress to end."""
 
 
 class InBucket:
@@ -49,7 +56,8 @@ class InBucket:
 
     async def begin(self, log: PartitionLog) -> None:
         """See `Replacing.begin` (R4)."""
-        await self._merger.leave(log)
+        if not await self._merger.leave(log, LIMIT_S):
+            raise UnavailableError("segments of the partition are being merged")
 
     def end(self, log: PartitionLog) -> None:
         """See `Replacing.end`."""
@@ -61,10 +69,8 @@ class InBucket:
         new, key = cleaned.segment, self._bucket.key_of(log)
         new.version = new_nonce()
         row = Compacted(new.first, new.next_offset, new.version)
-        await asyncio.wrap_future(
-            self._bucket.submit_replacement(
-                log, lambda: self._bucket.create_replacement(log, *row[:2], cleaned.path, row[2])
-            )
+        await self._create(
+            log, lambda: self._bucket.create_replacement(log, *row[:2], cleaned.path, row[2])
         )
         failpoints.reach("bucket.compacted")
         self._uncertain.add(log)  # until the log's segments are those that a start would find
@@ -80,8 +86,25 @@ class InBucket:
         if not is_replaced:
             return False
         self._bucket.disk.keep(new.path, new.size_bytes)
-        await asyncio.wrap_future(self._bucket.delete_replaced(log, cleaned.old))
+        self._bucket.delete_replaced(log, cleaned.old)
         return True
+
+    async def _create(self, log: PartitionLog, create: Callable[[], None]) -> None:
+        """Create an object in the thread of the uploads (R6)."""
+        is_wanted = True
+
+        def run() -> None:
+            if is_wanted:
+                create()
+
+        done = asyncio.wrap_future(self._bucket.submit_replacement(log, run))
+        await asyncio.wait([done], timeout=LIMIT_S)
+        if not done.done():
+            is_wanted = False
+            raise UnavailableError(
+                "a compacted segment could not be uploaded in time", timeout_s=LIMIT_S
+            )
+        done.result()
 
     async def _undo(self, log: PartitionLog, cleaned: Cleaned) -> None:
         """Let the rows be those of the log's segments again."""
@@ -93,7 +116,7 @@ class InBucket:
         ]
         await self._in_thread(lambda: self._store.set_compacted_objects(*key, rows))
         cleaned.path.unlink(missing_ok=True)
-        await asyncio.wrap_future(self._bucket.delete_replaced(log, [cleaned.segment]))
+        self._bucket.delete_replaced(log, [cleaned.segment])
 
     async def _in_thread(self, call: Callable[[], Any]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._executor, call)

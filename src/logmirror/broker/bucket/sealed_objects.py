@@ -13,6 +13,7 @@ was created again meanwhile: no name is ever used again.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror import failpoints
@@ -28,7 +29,7 @@ from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from logmirror.broker.metadata import Compacted
@@ -131,7 +132,7 @@ def size_of(store: BlobStore, name: str) -> int:
 
 
 def sealed_objects(
-    store: BlobStore, folder: str, log_start: int, compacted: Collection[Compacted] = ()
+    store: BlobStore, folder: str, log_start: int, compacted: Sequence[Compacted] = ()
 ) -> tuple[list[SealedObject], list[str]]:
     """Return a partition's objects in order, and the names of those that can be deleted.
 
@@ -139,7 +140,8 @@ def sealed_objects(
         store: The log dir.
         folder: The partition's folder.
         log_start: Objects before it can be deleted.
-        compacted: The compacted objects that count; others, and what they replace, can be deleted.
+        compacted: The compacted objects that count, in order; others, and what they replace, can
+            be deleted.
 
     Raises:
         CorruptionError: Objects are missing, or overlap.
@@ -181,8 +183,9 @@ def _is_ours(extension: str) -> bool:
     return extension == NATIVE or extension.endswith(f".{NATIVE}")
 
 
-def _is_replaced(first: int, last: int, compacted: Iterable[Compacted]) -> bool:
-    return any(one.first <= last and first < one.next for one in compacted)
+def _is_replaced(first: int, last: int, compacted: Sequence[Compacted]) -> bool:
+    before = bisect_right(compacted, last, key=lambda one: one.first)  # they do not overlap
+    return before > 0 and first < compacted[before - 1].next
 
 
 def delete_topic(store: BlobStore, topic: str, topic_id: uuid.UUID, partitions: int) -> None:

@@ -140,7 +140,7 @@ class GroupCommit:
         taken, self._touched = self._touched, set()
         return taken
 
-    def stored_end(self, log: PartitionLog) -> int:  # a bucket's differs
+    def stored_end(self, log: PartitionLog) -> int:
         """Return where the segments end that are stored for good: sealed, under their own names."""
         for segment in reversed(log.segments):  # a few at the end may not be sealed yet
             if segment.is_sealed:
