@@ -6,14 +6,18 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from kit.fakes.s3_proxy import S3Proxy
+from kit.runs.commands import wait_until
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
 from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from kit.servers.s3 import S3Server
@@ -33,6 +37,21 @@ class Proxied(NamedTuple):
         """The objects of the log dir as files."""
         assert self.broker.bucket is not None
         return self.broker.bucket.files
+
+    def create_topic(self, name: str, config: Mapping[str, str], partitions: int = 1) -> None:
+        """Create a topic; asks again if the bucket was slow, as clients must: it may exist then."""
+        try:
+            create_topic(self.broker.bootstrap, name, partitions, config)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
+                raise
+            wait_until(lambda: self._exists(name, config, partitions), what=lambda: f"topic {name}")
+
+    def _exists(self, name: str, config: Mapping[str, str], partitions: int) -> bool:
+        with contextlib.suppress(KafkaException):
+            create_topic(self.broker.bootstrap, name, partitions, config)
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        return name in admin.list_topics(timeout=10).topics
 
 
 def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Proxied]:

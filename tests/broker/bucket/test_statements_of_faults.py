@@ -33,7 +33,6 @@ from kit.fakes.s3_proxy import Fault
 from kit.judges.commits import commit_files, values_in_bucket
 from kit.judges.partition_client import EARLIEST, LATEST, Appended, PartitionClient
 from kit.runs.commands import wait_until
-from kit.servers.kafka import create_topic
 from kit.tiers import all_but, sized
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
@@ -76,10 +75,8 @@ def of_producer(topic: str, producer_id: int) -> bytes:
 @pytest.mark.statement("S9", "N1", "T5", "C5")
 @pytest.mark.parametrize("outcome", ["succeeds", "is refused", "is stored and its response lost"])
 def test_s09_what_is_being_flushed_stays_readable(shared, topic_name, outcome):
-    create_topic(
-        shared.broker.bootstrap,
+    shared.create_topic(
         topic_name,
-        1,
         {**IN_BACKGROUND, "flush.messages": str(2 * BATCHES)},
     )
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
@@ -112,7 +109,7 @@ def test_n02_a_failed_background_flush_keeps_the_bytes_and_they_are_flushed_late
     shared, topic_name
 ):
     settings = {**IN_BACKGROUND, "flush.messages": str(2 * BATCHES)}
-    create_topic(shared.broker.bootstrap, topic_name, 1, settings)
+    shared.create_topic(topic_name, settings)
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
         spoiled = shared.proxy.spoiled
         shared.proxy.spoil(REFUSED_PUTS)
@@ -129,7 +126,7 @@ def test_n02_a_failed_background_flush_keeps_the_bytes_and_they_are_flushed_late
 @pytest.mark.statement("T7")
 def test_t07_a_quiet_partition_is_flushed_without_a_further_append(shared, topic_name):
     settings = {"flush.messages": NEVER, "flush.ms": "300"}
-    create_topic(shared.broker.bootstrap, topic_name, 1, settings)
+    shared.create_topic(topic_name, settings)
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
         append(partition, range(1))
     wait_until_in_bucket(shared, topic_name, range(1))
@@ -141,9 +138,9 @@ def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(sh
     for is flushed later, without a further append.
     """
     bootstrap, quiet, fast = shared.broker.bootstrap, f"{topic_name}-q", f"{topic_name}-f"
-    create_topic(bootstrap, topic_name, 1, {})
-    create_topic(bootstrap, quiet, 1, {})
-    create_topic(bootstrap, fast, 1, {**IN_BACKGROUND, "flush.messages": "4"})
+    shared.create_topic(topic_name, {})
+    shared.create_topic(quiet, {})
+    shared.create_topic(fast, {**IN_BACKGROUND, "flush.messages": "4"})
     outcomes: dict[int, Appended] = {}
 
     def write(producer_id: int) -> None:
@@ -200,7 +197,7 @@ def test_c02_a_partition_opens_whichever_write_has_failed(proxied, part):
     """What is beside a segment is rebuilt: its producers are, when their object is not there."""
     found, topic = proxied(), "t"
     settings = {"segment.bytes": str(3 * len(batch(topic, 0)))}
-    create_topic(found.broker.bootstrap, topic, 1, settings)
+    found.create_topic(topic, settings)
     with PartitionClient(found.broker.bootstrap, topic) as partition:
         append(partition, range(4))
         first = of_producer(topic, 7_001)
@@ -254,7 +251,7 @@ def _ended(of: Proxied, topic: str) -> None:
 def test_c02_a_partition_opens_without_the_producers_beside_its_segments(proxied, how):
     found, topic = proxied(), "t"
     settings = {"segment.bytes": str(3 * len(batch(topic, 0)))}
-    create_topic(found.broker.bootstrap, topic, 1, settings)
+    found.create_topic(topic, settings)
     with PartitionClient(found.broker.bootstrap, topic) as partition:
         first = of_producer(topic, 7_001)
         assert partition.produce(first) == Appended(0, 0)
@@ -291,7 +288,7 @@ def test_c09_a_write_whose_response_is_lost_counts_once_and_appears_at_no_other_
     proxied, kind
 ):
     found, topic = proxied(), "t"
-    create_topic(found.broker.bootstrap, topic, 1, {})
+    found.create_topic(topic, {})
     with PartitionClient(found.broker.bootstrap, topic) as partition:
         for number in range(6):
             found.proxy.spoil(Fault(kind, "PutObject") if number % 2 else None)
@@ -311,7 +308,7 @@ def test_t14_an_outage_is_never_an_offset_out_of_range(proxied):
     """Not for records that are only in the bucket, and a consumer continues where it was."""
     found, topic = proxied(cache_bytes=1), "t"
     settings = {"segment.bytes": str(3 * len(batch(topic, 0)))}
-    create_topic(found.broker.bootstrap, topic, 1, settings)
+    found.create_topic(topic, settings)
     with PartitionClient(found.broker.bootstrap, topic) as partition:
         append(partition, range(BATCHES))
     wait_until(lambda: len(objects(found, topic)) == 3, what=lambda: "objects")
@@ -354,7 +351,7 @@ def test_t14_an_outage_is_never_an_offset_out_of_range(proxied):
 @pytest.mark.statement("C14")
 def test_c14_clients_see_no_error_of_a_bucket_that_fails_often(proxied):
     found = proxied(commit_timeout_ms=20_000, segment_bytes=100_000)
-    create_topic(found.broker.bootstrap, "t", PARTITIONS, {})
+    found.create_topic("t", {}, partitions=PARTITIONS)
     found.proxy.spoil_some(faults(random.Random(14)))
     with Load(found.broker.bootstrap, "t", **{"enable.idempotence": True}) as load:
         load.wait_for(sized(2_000, 5_000, 10_000), timeout_s=240)
@@ -419,7 +416,7 @@ def test_c10_a_changed_bit_is_never_served_and_its_object_is_named(proxied, wher
 def test_c13_many_acknowledgements_of_one_record_are_read_in_a_few_requests(proxied):
     """Those of the client are two. Those to the bucket are as many as its objects, not records."""
     found, topic = proxied(commit_interval_ms=INTERVAL_MS), "t"
-    create_topic(found.broker.bootstrap, topic, 1, {})
+    found.create_topic(topic, {})
     one_each = {"batch.num.messages": 1, "linger.ms": 0, "log_level": 0}
     producer = Producer({"bootstrap.servers": found.broker.bootstrap, **one_each})
     failures: list[object] = []

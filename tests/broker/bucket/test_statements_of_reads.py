@@ -17,7 +17,6 @@ import pytest
 from kit.judges.commits import values_in_bucket
 from kit.judges.partition_client import EARLIEST, LATEST, Appended, PartitionClient
 from kit.runs.commands import wait_until
-from kit.servers.kafka import create_topic
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def objects(of: Proxied, topic: str) -> list[Path]:
 def seal(of: Proxied, topic: str) -> None:
     """Make a topic of ten batches: three objects of three batches, and one that is not sealed."""
     size = len(batch(topic, 0))
-    create_topic(of.broker.bootstrap, topic, 1, {"segment.bytes": str(3 * size)})
+    of.create_topic(topic, {"segment.bytes": str(3 * size)})
     with PartitionClient(of.broker.bootstrap, topic) as partition:
         append(partition, range(BATCHES))
     wait_until(lambda: len(objects(of, topic)) == 3, what=lambda: "its objects")
@@ -116,7 +115,7 @@ def log(request: pytest.FixtureRequest, shared: Proxied, topic_name: str) -> Ite
     size = len(batch(topic_name, 0))
     is_sealed = request.param == "sealed"
     settings = {"segment.bytes": str(3 * size)} if is_sealed else IN_BACKGROUND
-    create_topic(shared.broker.bootstrap, topic_name, 1, settings)
+    shared.create_topic(topic_name, settings)
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
         if not is_sealed:
             with shared.proxy.holding():
@@ -131,7 +130,7 @@ def log(request: pytest.FixtureRequest, shared: Proxied, topic_name: str) -> Ite
 
 
 def test_s01_every_offset_is_readable_after_its_append_and_before_any_flush(shared, topic_name):
-    create_topic(shared.broker.bootstrap, topic_name, 1, IN_BACKGROUND)
+    shared.create_topic(topic_name, IN_BACKGROUND)
     with (
         PartitionClient(shared.broker.bootstrap, topic_name) as partition,
         shared.proxy.holding(),
@@ -187,7 +186,7 @@ def test_s06_a_read_at_the_end_is_empty(log):
 
 def test_s11_all_offsets_are_readable_after_many_segments(shared, topic_name):
     settings = {"segment.bytes": str(4 * len(batch(topic_name, 0)))}
-    create_topic(shared.broker.bootstrap, topic_name, 1, settings)
+    shared.create_topic(topic_name, settings)
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
         for number in range(30):
             append(partition, range(number, number + 1))
@@ -195,7 +194,7 @@ def test_s11_all_offsets_are_readable_after_many_segments(shared, topic_name):
 
 
 def test_s14_the_high_watermark_is_the_next_offset_flushed_or_not(shared, topic_name):
-    create_topic(shared.broker.bootstrap, topic_name, 1, IN_BACKGROUND)
+    shared.create_topic(topic_name, IN_BACKGROUND)
     with PartitionClient(shared.broker.bootstrap, topic_name) as partition:
 
         def ends() -> tuple[int, int, int]:
@@ -217,7 +216,7 @@ def test_s14_the_high_watermark_is_the_next_offset_flushed_or_not(shared, topic_
 def test_b03_a_topic_that_flushes_on_ack_shows_and_acknowledges_nothing_that_is_not_in_the_bucket(
     shared, topic_name
 ):
-    create_topic(shared.broker.bootstrap, topic_name, 1, {})
+    shared.create_topic(topic_name, {})
     bootstrap = shared.broker.bootstrap
     acknowledged: list[Appended] = []
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from kit.servers.apache import ApacheTools
@@ -286,7 +286,7 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str
     """Create a topic on any broker and wait until each partition has a leader that responds."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
-    _create(admin, topic)
+    admin.create_topics([topic], operation_timeout=30)[name].result(30)
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -296,24 +296,6 @@ def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-        else:
-            return
-
-
-def _create(admin: AdminClient, topic: NewTopic) -> None:
-    """Create a topic; asks again after a timeout, as clients must: it may exist by then."""
-    deadline, has_timed_out = time.monotonic() + 60, False
-    while True:
-        try:
-            admin.create_topics([topic], operation_timeout=30)[topic.topic].result(30)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if has_timed_out and code == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            if code != KafkaError.REQUEST_TIMED_OUT or time.monotonic() > deadline:
-                raise
-            has_timed_out = True
-            time.sleep(0.5)
         else:
             return
 
