@@ -117,7 +117,7 @@ def test_what_is_changed_about_a_topic_is_as_it_was_changed(tmp_path):
         {"segment.bytes": "9999"},
     )
     assert (orders.log_starts, other.log_starts) == ({0: 11, 2: 2**40}, {})
-    again.end_deletion("orders")
+    again.begin_deletion("orders")
     again.create_topic(_row("orders"))
     assert again.topics()[0].log_starts == {}
     again.close()

@@ -3,7 +3,8 @@
 A change is durable when the call returns. Schema 2:
 
     settings(name, value)                   schema, cluster_id, next_producer_id
-    topics(name, id, partitions, state)     id: 16 bytes; state: live | deleting
+    topics(name, id, partitions, state)     id: 16 bytes; state: live
+    deleted_topics(id, name, partitions)    whose files are not all removed
     topic_configs(topic, name, value)       only values that were set
     log_starts(topic, partition, start)     only partitions with deleted records
     compacted(topic_id, partition, upto)    only partitions that were compacted
@@ -11,8 +12,9 @@ A change is durable when the call returns. Schema 2:
                                             only in a bucket, see `bucket.replacing`
     quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 
-A topic in deletion keeps its row until its files are removed. A broker that stops in between
-resumes the deletion at its next start, and a new topic of that name never inherits a record.
+A topic that is deleted has a row until its files are removed. A broker that stops in between
+resumes the deletion at its next start, and a new topic of that name never inherits a record. Older
+versions kept it in `topics`, with the state `deleting`.
 
 Schema 1 had no log starts. Opening a database of schema 1 upgrades it. Older versions that wrote
 schema 2 recorded durable ends in a table, `durable_ends`. A start moves its rows to the file of
@@ -44,6 +46,9 @@ _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topics (
     name TEXT PRIMARY KEY, id BLOB NOT NULL UNIQUE, partitions INTEGER NOT NULL, state TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deleted_topics (
+    id BLOB PRIMARY KEY, name TEXT NOT NULL, partitions INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS topic_configs (
     topic TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (topic, name)
@@ -130,6 +135,10 @@ class MetadataStore:
                 expected=_SCHEMA_VERSION,
                 found=version,
             )
+        with self._database.transaction() as database:
+            older = "SELECT name FROM topics WHERE state != 'live'"
+            for (name,) in database.execute(older).fetchall():
+                _delete_topic(database, name)
 
     def snapshot(self) -> None:
         """Ship the whole database."""
@@ -140,14 +149,7 @@ class MetadataStore:
         self._database.close()
 
     def topics(self) -> list[TopicRow]:
-        """Return the live topics, by name."""
-        return self._rows("live")
-
-    def deleting(self) -> list[TopicRow]:
-        """Return the topics whose deletion is not complete."""
-        return self._rows("deleting")
-
-    def _rows(self, state: str) -> list[TopicRow]:
+        """Return the topics, by name."""
         with self._database.transaction() as database:
             configs: dict[str, dict[str, str]] = {}
             for topic, name, value in database.execute("SELECT * FROM topic_configs"):
@@ -160,7 +162,7 @@ class MetadataStore:
             for topic_id, partition, *found in database.execute(in_order):
                 of_topic = objects.setdefault(topic_id, {})
                 of_topic.setdefault(partition, []).append(Compacted(*found))
-            select = "SELECT name, id, partitions FROM topics WHERE state = ? ORDER BY name"
+            select = "SELECT name, id, partitions FROM topics ORDER BY name"
             return [
                 TopicRow(
                     name=name,
@@ -170,7 +172,7 @@ class MetadataStore:
                     log_starts=starts.get(name, {}),
                     compacted=objects.get(topic_id, {}),
                 )
-                for name, topic_id, partition_count in database.execute(select, (state,))
+                for name, topic_id, partition_count in database.execute(select)
             ]
 
     def create_topic(self, row: TopicRow) -> None:
@@ -261,20 +263,25 @@ class MetadataStore:
             )
 
     def begin_deletion(self, name: str) -> None:
-        """Mark a topic as deleted. Its files must be removed next."""
+        """Delete a topic; its name is free. Its files must be removed next."""
         with self._database.transaction() as database:
-            database.execute("UPDATE topics SET state = 'deleting' WHERE name = ?", (name,))
+            _delete_topic(database, name)
 
-    def end_deletion(self, name: str) -> None:
-        """Remove a deleted topic's rows, once its files are removed."""
+    def deleting(self) -> list[TopicRow]:
+        """Return the topics whose deletion is not complete."""
         with self._database.transaction() as database:
-            database.execute("DELETE FROM topic_configs WHERE topic = ?", (name,))
-            database.execute("DELETE FROM log_starts WHERE topic = ?", (name,))
-            select = "SELECT id FROM topics WHERE name = ?"
-            for table in ("compacted", "compacted_objects"):
-                delete = f"DELETE FROM {table} WHERE topic_id IN ({select})"  # noqa: S608  # constants
-                database.execute(delete, (name,))
-            database.execute("DELETE FROM topics WHERE name = ?", (name,))
+            rows = database.execute("SELECT name, id, partitions FROM deleted_topics ORDER BY id")
+            return [
+                TopicRow(
+                    name=name, topic_id=uuid.UUID(bytes=topic_id), partition_count=count, configs={}
+                )
+                for name, topic_id, count in rows
+            ]
+
+    def end_deletion(self, topic_id: uuid.UUID) -> None:
+        """Forget a deleted topic, once its files are removed."""
+        with self._database.transaction() as database:
+            database.execute("DELETE FROM deleted_topics WHERE id = ?", (topic_id.bytes,))
 
     def quotas(self) -> list[tuple[str, str, float]]:
         """Return entity, name and value of all client quotas."""
@@ -315,3 +322,18 @@ def _insert_configs(database: sqlite3.Connection, topic: str, configs: Mapping[s
 
 def _update_setting(database: sqlite3.Connection, name: str, value: str) -> None:
     database.execute("UPDATE settings SET value = ? WHERE name = ?", (value, name))
+
+
+def _delete_topic(database: sqlite3.Connection, name: str) -> None:
+    select = "SELECT id FROM topics WHERE name = ?"
+    for table in ("compacted", "compacted_objects"):
+        delete = f"DELETE FROM {table} WHERE topic_id IN ({select})"  # noqa: S608  # constants
+        database.execute(delete, (name,))
+    move = "INSERT INTO deleted_topics SELECT id, name, partitions FROM topics WHERE name = ?"
+    for statement in (
+        move,
+        "DELETE FROM topic_configs WHERE topic = ?",
+        "DELETE FROM log_starts WHERE topic = ?",
+        "DELETE FROM topics WHERE name = ?",
+    ):
+        database.execute(statement, (name,))

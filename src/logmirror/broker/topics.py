@@ -1,12 +1,14 @@
 """The topics of a running broker, by name and by topic ID, with the logs of their partitions.
 
 Changes are made one at a time, and are durable before they are reported. A deletion, of a topic or
-of records, is made durable first; then the files are removed (see `metadata`).
+of records, is made durable first; then the files are removed (see `metadata`). What a deleted topic
+has in a bucket is removed in the background: it may be thousands of objects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from typing import TYPE_CHECKING, Final
@@ -90,7 +92,6 @@ class Topics:
         """
         for row in self._store.deleting():
             self._remove_files(row, ())
-            self._store.end_deletion(row.name)
         rows = self._store.topics()
         if self._bucket is not None:
             self._bucket.list_all(rows)
@@ -446,12 +447,17 @@ class Topics:
             configs={},
         )
         await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
-        await loop.run_in_executor(self._executor, self._store.end_deletion, topic.name)
         _LOG.info("topic %s deleted", topic.name)
 
     def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
         if self._bucket is not None:
-            self._bucket.delete_topic(row, logs)
+            self._bucket.delete_topic(row, logs, lambda: self._forget(row))
         for folder in self._dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)
+        if self._bucket is None:
+            self._store.end_deletion(row.topic_id)
+
+    def _forget(self, row: TopicRow) -> None:
+        with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
+            self._executor.submit(self._store.end_deletion, row.topic_id)

@@ -6,11 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from kit.fakes.s3_proxy import S3Proxy
-from kit.runs.commands import wait_until
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import S3Server
 
-COMMIT_TIMEOUT_MS = 1_500
 SMALL = ("--override", "log.segment.bytes=100000")
 
 
@@ -39,19 +35,8 @@ class Proxied(NamedTuple):
         return self.broker.bucket.files
 
     def create_topic(self, name: str, config: Mapping[str, str], partitions: int = 1) -> None:
-        """Create a topic; asks again if the bucket was slow, as clients must: it may exist then."""
-        try:
-            create_topic(self.broker.bootstrap, name, partitions, config)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.REQUEST_TIMED_OUT:
-                raise
-            wait_until(lambda: self._exists(name, config, partitions), what=lambda: f"topic {name}")
-
-    def _exists(self, name: str, config: Mapping[str, str], partitions: int) -> bool:
-        with contextlib.suppress(KafkaException):
-            create_topic(self.broker.bootstrap, name, partitions, config)
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        return name in admin.list_topics(timeout=10).topics
+        """Create a topic."""
+        create_topic(self.broker.bootstrap, name, partitions, config)
 
 
 def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Proxied]:
@@ -61,8 +46,7 @@ def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Prox
 
     with S3Proxy(server.endpoint, delete) as proxy:
         place = LogBucket(server, server.new_bucket(), proxy.endpoint)
-        settings = {"commit_timeout_ms": COMMIT_TIMEOUT_MS, **options}
-        with EmbeddedBroker(folder, bucket=place, **settings) as broker:
+        with EmbeddedBroker(folder, bucket=place, **options) as broker:
             yield Proxied(broker, proxy)
             proxy.spoil()
 

@@ -133,14 +133,15 @@ def test_t07_a_quiet_partition_is_flushed_without_a_further_append(shared, topic
 
 
 @pytest.mark.statement("T1", "C1", "T15", "N2", "T6", "C6")
-def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(shared, topic_name):
+def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(proxied, topic_name):
     """All bytes are kept: a repetition gets the offset that they have, and what no request waits
     for is flushed later, without a further append.
     """
-    bootstrap, quiet, fast = shared.broker.bootstrap, f"{topic_name}-q", f"{topic_name}-f"
-    shared.create_topic(topic_name, {})
-    shared.create_topic(quiet, {})
-    shared.create_topic(fast, {**IN_BACKGROUND, "flush.messages": "4"})
+    found = proxied(commit_timeout_ms=5_000)
+    bootstrap, quiet, fast = found.broker.bootstrap, f"{topic_name}-q", f"{topic_name}-f"
+    found.create_topic(topic_name, {})
+    found.create_topic(quiet, {})
+    found.create_topic(fast, {**IN_BACKGROUND, "flush.messages": "4"})
     outcomes: dict[int, Appended] = {}
 
     def write(producer_id: int) -> None:
@@ -161,16 +162,16 @@ def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(sh
         PartitionClient(bootstrap, fast) as unflushed,
     ):
         append(other, range(3))
-        shared.proxy.spoil(REFUSED_PUTS)
+        found.proxy.spoil(REFUSED_PUTS)
         append(unflushed, range(3))
         write_both()
         assert {one.error for one in outcomes.values()} == {STORAGE}
         assert partition.fetch(0).high_watermark == partition.list_offset(LATEST)[2] == 0
-        assert in_bucket(shared, topic_name) == []
+        assert in_bucket(found, topic_name) == []
         assert read_all(unflushed) == expected(fast, range(3))
-        assert in_bucket(shared, fast) == []
+        assert in_bucket(found, fast) == []
         assert read_all(other) == expected(quiet, range(3))
-        shared.proxy.spoil()
+        found.proxy.spoil()
 
         deadline = time.monotonic() + 60
         while {one.error for one in outcomes.values()} != {0}:  # as clients do
@@ -181,10 +182,10 @@ def test_c01_producers_that_share_a_failed_upload_get_its_error_and_no_others(sh
             o.base_offset: b"%s by %d" % (topic_name.encode(), p) for p, o in outcomes.items()
         }
         wanted = [(offset, digest(value)) for offset, value in sorted(values.items())]
-        assert read_all(partition) == wanted == in_bucket(shared, topic_name)
+        assert read_all(partition) == wanted == in_bucket(found, topic_name)
         append(other, range(3, 5))
         assert read_all(other) == expected(quiet, range(5))
-        wait_until_in_bucket(shared, fast, range(3))
+        wait_until_in_bucket(found, fast, range(3))
         assert read_all(unflushed) == expected(fast, range(3))
 
 

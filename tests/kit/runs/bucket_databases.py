@@ -280,7 +280,9 @@ class Databases(RuleBasedStateMachine):
     def delete(self, topic: str, ends: bool) -> None:
         self._call(lambda stores: stores.metadata.begin_deletion(topic))
         if ends:
-            self._call(lambda stores: stores.metadata.end_deletion(topic))
+            for row in self.reference.metadata.deleting()[:1]:
+                key = row.topic_id
+                self._call(lambda stores, key=key: stores.metadata.end_deletion(key))
 
     @rule(
         changes=st.lists(

@@ -25,6 +25,7 @@ from logmirror.archive.naming import NATIVE, PARQUET, format_name, partition_of
 from logmirror.broker.archives.witness import check_native, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
+from logmirror.broker.log.segment_check import check_with_digest
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.model import OffsetRange
@@ -170,17 +171,28 @@ class Objects:
                 raise KeyError(self.name(segment)) from None
             size_bytes = os.fstat(file.fd).st_size
             if not segment.is_checked:
+                if self._is_sound(file, size_bytes, segment):
+                    return file
                 self._check_native(file, segment)
             if _is_served_as_it_is(file, size_bytes, segment):
                 segment.size_bytes = size_bytes
                 return file
         return self._copies.open(segment, lambda out: self._write(segment, out))
 
+    def _is_sound(self, file: OpenFile, size_bytes: int, segment: Segment) -> bool:
+        """Check a native object in one pass; False: it is not served as it is, or damaged."""
+        if os.pread(file.fd, _EPOCH.size, _EPOCH_AT) != bytes(_EPOCH.size):
+            return False
+        segment.size_bytes = size_bytes
+        return check_with_digest(segment, file, self._witness(segment))
+
+    def _witness(self, segment: Segment) -> frozenset[str]:
+        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
+        return read_witness(self._store, self._folder, covered, name=self.name(segment))
+
     def _check_native(self, file: OpenFile, segment: Segment) -> None:
         covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
-        name = self.name(segment)
-        witness = read_witness(self._store, self._folder, covered, name=name)
-        check_native(file, covered, witness, name=name)
+        check_native(file, covered, self._witness(segment), name=self.name(segment))
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:
         """Write the batches of an object."""

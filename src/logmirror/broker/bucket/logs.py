@@ -25,7 +25,6 @@ from logmirror.broker.bucket.recovery import READERS, take_over
 from logmirror.broker.bucket.sealed_objects import (
     SealedObject,
     create_object,
-    delete_topic,
     folder_of,
     pieces_of,
     producers_name,
@@ -34,6 +33,7 @@ from logmirror.broker.bucket.sealed_objects import (
 )
 from logmirror.broker.bucket.stop_deadline import StopDeadline
 from logmirror.broker.bucket.tiling import INDEXED_BYTES
+from logmirror.broker.bucket.topic_deletion import TopicDeletion
 from logmirror.broker.bucket.uploads import Uploads
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.file_names import open_path, sealed_path
@@ -425,21 +425,18 @@ class BucketLogs:
             delete_object(self._store, f"{in_bucket}/{name}")
             failpoints.reach("bucket.deleted")
 
-    def delete_topic(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
-        """Remove the objects of a topic whose deletion is in the chain. Blocks."""
+    def delete_topic(
+        self, row: TopicRow, logs: Iterable[PartitionLog], when_done: Callable[[], None]
+    ) -> None:
+        """Remove the objects of a topic whose deletion is in the chain; in the thread."""
         for log in logs:
             self._by_key.pop(self._keys.pop(log, (b"", 0)), None)
             self._in_bucket.pop(log, None)
             self.disk.disconnect(log.folder)
-
-        def run() -> None:
-            delete_topic(self._store, row.name, row.topic_id, row.partition_count)
-            with self.journal.lock:
-                self._coverage.gone(row.topic_id.bytes)
-            self._remove_soon()
-
-        self._uploads.drop(lambda key: isinstance(key, tuple) and row.topic_id.bytes in key)
-        self._uploads.submit(row.topic_id.bytes, run).result()
+        with self.journal.lock:
+            self._coverage.gone(row.topic_id.bytes)
+        TopicDeletion(self._store, row, self._uploads, when_done)
+        self._remove_soon()
 
     # Replacing
 

@@ -20,7 +20,6 @@ from logmirror import failpoints
 from logmirror.archive.chain import ArchiveObject, chain
 from logmirror.archive.naming import NATIVE, split_name
 from logmirror.broker.bucket.chain import PRODUCERS
-from logmirror.broker.bucket.parts import INDEXES
 from logmirror.broker.bucket.tiling import tiled
 from logmirror.broker.log.file_names import sealed_name
 from logmirror.broker.metadata import short_form
@@ -186,13 +185,3 @@ def _is_ours(extension: str) -> bool:
 def _is_replaced(first: int, last: int, compacted: Sequence[Compacted]) -> bool:
     before = bisect_right(compacted, last, key=lambda one: one.first)  # they do not overlap
     return before > 0 and first < compacted[before - 1].next
-
-
-def delete_topic(store: BlobStore, topic: str, topic_id: uuid.UUID, partitions: int) -> None:
-    """Remove all objects of a topic whose deletion is in the chain."""
-    for number in range(partitions):
-        folder = folder_of(topic, topic_id, number)
-        for place in (f"{INDEXES}/{folder}", folder, f"{PRODUCERS}/{folder}"):
-            for name in list(store.names(place)):
-                store.delete(f"{place}/{name}")
-                failpoints.reach("bucket.deleted")

@@ -133,6 +133,8 @@ class Uploads:
                 del self._queues[key]
 
     def _failed(self, key: Hashable, queue: _Queue, error: Exception) -> None:
+        if self._queues.get(key) is not queue:
+            return  # dropped meanwhile, as its files may be
         if isinstance(error, CorruptionError) or not isinstance(error, LogmirrorError):
             self._give_up(key, queue, error)
             return

@@ -6,6 +6,8 @@ import os
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import xxhash
+
 from logmirror.broker.log.producer_state import last_sequence
 from logmirror.broker.log.segment import HEADER_BYTES, BatchAt
 from logmirror.errors import CorruptionError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.disk import OpenFile
 
 WINDOW_BYTES: Final = 4 * 1024 * 1024
+_SCAN_BYTES: Final = 1024 * 1024
+"""One buffer for all: new pages, and bytes outside the CPU's caches, cost more than requests."""
+
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _LENGTH_END: Final = 12
 _MAGIC_AT: Final = 16
@@ -63,7 +68,44 @@ class StoredBatch(NamedTuple):
         return self.position + self.size_bytes
 
 
-def scan(file: OpenFile, first: int, *, contiguous: bool, start: int = 0) -> Iterator[StoredBatch]:
+class Seen:
+    """What a scan saw of a file beside its batches."""
+
+    def __init__(self) -> None:
+        self.digest = xxhash.xxh3_128()
+        """Of the bytes from the start to `end`, once the scan has ended."""
+        self.end = 0
+        self.has_epochs = False
+        """Whether a batch has a leader epoch that is not 0."""
+
+
+class _Window:
+    """Bytes of a file, in a buffer that is used again."""
+
+    def __init__(self, file: OpenFile, start: int, end: int, seen: Seen | None) -> None:
+        self.view = memoryview(bytearray(min(_SCAN_BYTES, max(HEADER_BYTES, end - start))))
+        self.start = self.end = start
+        self._file, self._seen = file, seen
+
+    def load(self, position: int, size_bytes: int) -> bool:
+        """Load bytes behind the view's end; whether the file has them. Positions ascend."""
+        self.pass_to(position)
+        if size_bytes > len(self.view):
+            self.view = memoryview(bytearray(size_bytes))
+        self.start = position
+        self.end = position + os.preadv(self._file.fd, [self.view], position)
+        return position + size_bytes <= self.end
+
+    def pass_to(self, position: int) -> None:
+        """Note what is before a position."""
+        if self._seen is not None:
+            self._seen.digest.update(self.view[: position - self.start])
+            self._seen.end = position
+
+
+def scan(
+    file: OpenFile, first: int, *, contiguous: bool, start: int = 0, seen: Seen | None = None
+) -> Iterator[StoredBatch]:
     """Yield the valid batches of a file in order; stops at the first invalid one.
 
     Args:
@@ -72,41 +114,39 @@ def scan(file: OpenFile, first: int, *, contiguous: bool, start: int = 0) -> Ite
         contiguous: Whether the batches are as this broker writes them: each continues at the next
             offset and has leader epoch 0. Archive objects may have offset gaps and other epochs.
         start: Position of the first batch.
+        seen: Where to note what else is seen.
     """
     size = os.fstat(file.fd).st_size
-    window = b""
-    window_start = position = start
-    expected = first
+    window = _Window(file, start, size, seen)
+    position, expected = start, first
     while position + HEADER_BYTES <= size:
-        at = position - window_start
-        if at + HEADER_BYTES > len(window):
-            window, window_start, at = os.pread(file.fd, WINDOW_BYTES, position), position, 0
-        if len(window) < HEADER_BYTES:  # the file became shorter
-            return
-        header = _HEADER.unpack_from(window, at)
+        if position + HEADER_BYTES > window.end and not window.load(position, HEADER_BYTES):
+            break
+        header = _HEADER.unpack_from(window.view, position - window.start)
         base_offset, length, epoch, magic, checksum, attributes, last_delta = header[:7]
         size_bytes = _LENGTH_END + length
-        if size_bytes < HEADER_BYTES or position + size_bytes > size or magic != _MAGIC:
-            return
-        if at + size_bytes > len(window):
-            wanted = max(WINDOW_BYTES, size_bytes)
-            window, window_start, at = os.pread(file.fd, wanted, position), position, 0
+        is_possible = HEADER_BYTES <= size_bytes <= size - position and magic == _MAGIC
         is_strange = contiguous and (base_offset != expected or epoch != _EPOCH)
-        if base_offset < expected or last_delta < 0 or is_strange or len(window) < size_bytes:
-            return
-        view = memoryview(window)[at + _CRC_START : at + size_bytes]
-        if crc32c(view) != checksum:
-            return
+        if not is_possible or is_strange or base_offset < expected or last_delta < 0:
+            break
+        if position + size_bytes > window.end and not window.load(position, size_bytes):
+            break
+        at = position - window.start
+        if crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
+            break
+        if seen is not None and epoch != _EPOCH:
+            seen.has_epochs = True
         last_offset = base_offset + last_delta
         coordinator_epoch = commits = None
         if attributes & CONTROL_FLAG:
-            control = window[at : at + size_bytes]
+            control = bytes(window.view[at : at + size_bytes])
             coordinator_epoch, commits = coordinator_epoch_of(control), is_commit(control)
         place = position, size_bytes, base_offset, last_offset
         transaction = coordinator_epoch, bool(attributes & TRANSACTIONAL_FLAG), commits
         yield StoredBatch._make((*place, *header[8:13], *transaction))
         expected = last_offset + 1
         position += size_bytes
+    window.pass_to(position)
 
 
 def find_intact(
