@@ -306,12 +306,12 @@ def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
 def test_a_file_that_shrinks_while_it_is_scanned_ends_the_scan(tmp_path, monkeypatch):
     folder = tmp_path / "t" / "0"
     _written(folder)
-    whole = os.pread
+    whole = os.preadv
 
-    def short(fd: int, size: int, position: int) -> bytes:
-        return whole(fd, min(size, 70), position)  # a header, and not its batch
+    def short(fd: int, buffers: list[memoryview], position: int) -> int:
+        return whole(fd, [buffers[0][:70]], position)  # a header, and not its batch
 
-    monkeypatch.setattr(os, "pread", short)
+    monkeypatch.setattr(os, "preadv", short)
 
     with pytest.raises(DamagedLogError):
         _open(folder, durable=48)
