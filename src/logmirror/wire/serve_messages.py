@@ -86,6 +86,12 @@ MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
         (admin.AlterUserScramCredentialsRequest, admin.AlterUserScramCredentialsResponse),
         (admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
         (admin.AlterConfigsRequest, admin.AlterConfigsResponse),
+        (admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse),
+        (
+            admin.AlterPartitionReassignmentsRequest,
+            admin.AlterPartitionReassignmentsResponse,
+        ),
+        (admin.ListPartitionReassignmentsRequest, admin.ListPartitionReassignmentsResponse),
         (admin.CreatePartitionsRequest, admin.CreatePartitionsResponse),
         (admin.IncrementalAlterConfigsRequest, admin.IncrementalAlterConfigsResponse),
         (admin.DescribeClusterRequest, admin.DescribeClusterResponse),

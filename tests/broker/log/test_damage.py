@@ -306,12 +306,9 @@ def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
 def test_a_file_that_shrinks_while_it_is_scanned_ends_the_scan(tmp_path, monkeypatch):
     folder = tmp_path / "t" / "0"
     _written(folder)
-    whole = os.preadv
-
-    def short(fd: int, buffers: list[memoryview], position: int) -> int:
-        return whole(fd, [buffers[0][:70]], position)  # a header, and not its batch
-
-    monkeypatch.setattr(os, "preadv", short)
+    whole, whole_into, header = os.pread, os.preadv, 70  # and not its batch
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: whole(fd, min(size, header), at))
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: whole_into(fd, [into[0][:header]], at))
 
     with pytest.raises(DamagedLogError):
         _open(folder, durable=48)
