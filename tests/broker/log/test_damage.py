@@ -303,11 +303,15 @@ def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
     assert caplog.text.count("are not served") == 1
 
 
-def test_a_file_that_shrinks_while_it_is_scanned_ends_the_scan(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_seen_by_all", [True, False])
+def test_a_file_that_shrinks_while_it_is_scanned_ends_the_scan(
+    tmp_path, monkeypatch, is_seen_by_all
+):
     folder = tmp_path / "t" / "0"
     _written(folder)
     whole, whole_into, header = os.pread, os.preadv, 70  # and not its batch
-    monkeypatch.setattr(os, "pread", lambda fd, size, at: whole(fd, min(size, header), at))
+    if is_seen_by_all:
+        monkeypatch.setattr(os, "pread", lambda fd, size, at: whole(fd, min(size, header), at))
     monkeypatch.setattr(os, "preadv", lambda fd, into, at: whole_into(fd, [into[0][:header]], at))
 
     with pytest.raises(DamagedLogError):

@@ -139,9 +139,12 @@ def read_open(
             raise damaged(path.parent, path, later_bytes, above, durable_end) from error
         if found is None:
             break
+        before = later_bytes
         for batch in scan(file, found.base_offset, contiguous=True, start=found.position):
             later_end, later_bytes = batch.last_offset + 1, batch.end
             remember(producers, batch)
+        if later_bytes == before:  # the disk does not return the same bytes twice
+            raise damaged(path.parent, path, later_bytes, above, durable_end)
     return OpenSegment(
         path=path,
         first=first,
