@@ -350,6 +350,27 @@ def users(talk: Conversation) -> None:
     talk.ask("ACLs", Api.DESCRIBE_ACLS, 3, **every)
 
 
+def reassignments(talk: Conversation) -> None:
+    topic = create(talk, "assigned", partitions=2)
+
+    def ask(label: str, name: str, index: int, replicas: list[int] | None) -> None:
+        wanted = [{"partition_index": index, "replicas": replicas}]
+        topics = [{"name": name, "partitions": wanted}]
+        talk.ask(label, Api.ALTER_PARTITION_REASSIGNMENTS, 0, topics=topics, timeout=30_000)
+
+    ask("the replica that there is", topic, 0, [1])
+    ask("cancel", topic, 0, None)
+    ask("another broker", topic, 0, [7])
+    ask("one more broker", topic, 0, [1, 7])
+    ask("no broker", topic, 0, [])
+    ask("a broker twice", topic, 0, [1, 1])
+    ask("a negative broker", topic, 0, [-1])
+    ask("unknown partition", topic, 2, [1])
+    ask("unknown topic", talk.name("none"), 0, [1])
+    for label, topics in (("all", None), ("one", [{"name": topic, "partition_indexes": [0]}])):
+        talk.ask(label, Api.LIST_PARTITION_REASSIGNMENTS, 0, topics=topics, timeout=30_000)
+
+
 def versions_and_cluster(talk: Conversation) -> None:
     for label, name in (("no name", ""), ("spaces", "a b"), ("a dash at the end", "a-")):
         fields = {"client_software_name": name, "client_software_version": "1"}
@@ -376,6 +397,7 @@ SCENARIOS: Final = [
     refused_producers,
     quotas,
     users,
+    reassignments,
     versions_and_cluster,
 ]
 

@@ -108,7 +108,7 @@ VERSIONS: Final[dict[int, tuple[int, int]]] = {
     Api.DELETE_ACLS: (1, 3),
     Api.DESCRIBE_CONFIGS: (1, 4),
     Api.ALTER_CONFIGS: (0, 2),
-    Api.DESCRIBE_LOG_DIRS: (0, 5),
+    Api.DESCRIBE_LOG_DIRS: (1, 5),
     Api.SASL_AUTHENTICATE: (0, 2),
     Api.CREATE_PARTITIONS: (0, 3),
     Api.DELETE_GROUPS: (0, 2),

@@ -109,6 +109,13 @@ def _create_partitions(topic: str) -> dict[str, Any]:
     return {"topics": (wanted,), "timeout": MINUTE, "validate_only": True}
 
 
+def _reassign(topic: str) -> dict[str, Any]:
+    api = Api.ALTER_PARTITION_REASSIGNMENTS
+    partition = part(api, 0, "ReassignablePartition", partition_index=0, replicas=(1,))
+    topics = (part(api, 0, "ReassignableTopic", name=topic, partitions=(partition,)),)
+    return {"topics": topics, "timeout": MINUTE}
+
+
 def _describe_producers(topic: str) -> dict[str, Any]:
     fields = {"name": topic, "partition_indexes": (0,)}
     return {"topics": (part(Api.DESCRIBE_PRODUCERS, 0, "TopicRequest", **fields),)}
@@ -321,6 +328,14 @@ REQUESTS: Final[list[tuple[Api, int, Callable[[str], dict[str, Any]], ErrorCode]
         TOPIC_DENIED,
     ),
     (Api.CREATE_PARTITIONS, 3, _create_partitions, TOPIC_DENIED),
+    (Api.DESCRIBE_LOG_DIRS, 4, lambda _: {"topics": None}, CLUSTER_DENIED),
+    (Api.ALTER_PARTITION_REASSIGNMENTS, 0, _reassign, CLUSTER_DENIED),
+    (
+        Api.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        lambda _: {"topics": None, "timeout": MINUTE},
+        CLUSTER_DENIED,
+    ),
     (
         Api.DESCRIBE_CLIENT_QUOTAS,
         1,

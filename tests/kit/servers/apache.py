@@ -63,6 +63,7 @@ _MAIN_CLASSES: Final = {
     "kafka-dump-log": ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"),
     "kafka-get-offsets": ("org.apache.kafka.tools.GetOffsetShell",),
     "kafka-log-dirs": ("org.apache.kafka.tools.LogDirsCommand",),
+    "kafka-reassign-partitions": ("org.apache.kafka.tools.reassign.ReassignPartitionsCommand",),
     "kafka-transactions": ("org.apache.kafka.tools.TransactionsCommand",),
     "kafka-producer-perf-test": ("org.apache.kafka.tools.ProducerPerformance",),
     "kafka-consumer-perf-test": ("org.apache.kafka.tools.ConsumerPerformance",),
