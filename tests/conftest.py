@@ -37,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers: rows of pages that list tests, and those of `kit.tiers`."""
     config.addinivalue_line("markers", "mirror_v3(*ids): tests of mirror-v3 that this test matches")
     config.addinivalue_line("markers", "statement(*ids): shows rows of docs/broker-statements.md")
+    config.addinivalue_line("markers", "move(*ids): shows statements E of moves between log dirs")
     config.addinivalue_line("markers", "gate(reason): runs in .ci/run after `make test`")
     config.addinivalue_line("markers", "thinned: runs smaller in `make test`, in full in .ci/run")
     config.addinivalue_line("markers", "slow: not in `make check`")

@@ -88,6 +88,17 @@ TAKEOVER_POINTS: Final = (
 )
 """The same for the start of a flow that continues MirrorMaker's copy, which happens once."""
 
+MOVE_POINTS: Final = (
+    "move.prepared",  # broker: folder of the copy made, nothing copied
+    "move.copied",  # broker: one more segment copied, durable under its name
+    "move.durable",  # broker: whole copy durable, it follows the log
+    "move.swapped",  # broker: copy has the partition's name, not yet durable
+    "move.named",  # broker: that name durable, the old folder still has it, too
+    "move.freed",  # broker: old folder renamed, the move's row still there
+    "move.done",  # broker: row removed, files of the old folder still there
+)
+"""The same for moves between log directories."""
+
 BUCKET_POINTS: Final = (
     "bucket.fenced",  # broker: log dir taken over, nothing read
     "bucket.committed",  # broker: a commit object durable, no response yet

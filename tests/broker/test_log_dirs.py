@@ -6,7 +6,6 @@ Method: the program runs as its user starts it; clients create topics and write 
 from __future__ import annotations
 
 import itertools
-import shutil
 
 import pytest
 from confluent_kafka import Producer
@@ -59,19 +58,6 @@ def test_partitions_are_spread_and_found_again_in_any_order_of_the_directories(t
         assert folders(a, b)[1] == ["orders/1", "payments/0"]
         admin.delete_topics(["orders"])["orders"].result(TIMEOUT_S)
         assert folders(a, b) == [[], ["payments/0"]]
-
-
-def test_a_partition_in_two_directories_is_refused_with_both_paths(tmp_path):
-    a, b = tmp_path / "a", tmp_path / "b"
-    with start(a, topics=["orders"]) as kafka:
-        write(kafka, "orders", 1)
-    shutil.copytree(a / "orders", b / "orders")
-
-    with pytest.raises(UnavailableError, match="in two log directories") as raised, start(a, b):
-        pass
-
-    assert str(a / "orders" / "0") in str(raised.value)
-    assert str(b / "orders" / "0") in str(raised.value)
 
 
 def test_directories_of_two_brokers_are_not_mixed(tmp_path):

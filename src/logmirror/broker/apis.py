@@ -57,6 +57,7 @@ class Api(enum.IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
@@ -108,6 +109,7 @@ VERSIONS: Final[dict[int, tuple[int, int]]] = {
     Api.DELETE_ACLS: (1, 3),
     Api.DESCRIBE_CONFIGS: (1, 4),
     Api.ALTER_CONFIGS: (0, 2),
+    Api.ALTER_REPLICA_LOG_DIRS: (1, 2),
     Api.DESCRIBE_LOG_DIRS: (1, 5),
     Api.SASL_AUTHENTICATE: (0, 2),
     Api.CREATE_PARTITIONS: (0, 3),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from logmirror.broker.archives.copies import LocalCopies
+    from logmirror.broker.dynamic_configs import DynamicConfigs
     from logmirror.broker.group_service import GroupService
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -80,6 +81,7 @@ class Broker:
     changes: Changes = field(default_factory=Changes)
     """Changes of ACLs and quotas."""
 
+    configs: DynamicConfigs
     copies: LocalCopies | None = None
     """Those of mounted archives."""
 

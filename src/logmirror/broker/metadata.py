@@ -10,6 +10,9 @@ A change is durable when the call returns. Schema 2:
     compacted(topic_id, partition, upto)    only partitions that were compacted
     compacted_objects(topic_id, partition, first, next_offset, version)
                                             only in a bucket, see `bucket.replacing`
+    moves(topic_id, partition, target, nonce)
+                                            see `moves.mover`
+    broker_configs(scope, name, value)      see `dynamic_configs`
     quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 
 A topic that is deleted has a row until its files are removed. A broker that stops in between
@@ -65,6 +68,13 @@ CREATE TABLE IF NOT EXISTS compacted_objects (
     topic_id BLOB NOT NULL, partition INTEGER NOT NULL, first INTEGER NOT NULL,
     next_offset INTEGER NOT NULL, version TEXT NOT NULL, PRIMARY KEY (topic_id, partition, first)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS moves (
+    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, target TEXT NOT NULL, nonce TEXT NOT NULL,
+    PRIMARY KEY (topic_id, partition)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS broker_configs (
+    scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS quotas (
     entity TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (entity, name)
 ) WITHOUT ROWID;
@@ -81,6 +91,18 @@ class Compacted(NamedTuple):
     first: int
     next: int
     version: str
+
+
+class MoveRow(NamedTuple):
+    """A move of a partition to another log directory that is not complete."""
+
+    topic_id: bytes
+    partition: int
+    target: str
+    """The log directory."""
+
+    nonce: str
+    """32 hexadecimal digits, in the name of its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +284,42 @@ class MetadataStore:
                 [(topic_id, partition, *one) for one in found],
             )
 
+    def broker_configs(self) -> dict[tuple[str, str], str]:
+        """Return the broker's settings that were changed while it ran, by scope and name."""
+        with self._database.transaction() as database:
+            rows = database.execute("SELECT * FROM broker_configs").fetchall()
+        return {(scope, name): value for scope, name, value in rows}
+
+    def change_broker_configs(self, changes: Mapping[tuple[str, str], str | None]) -> None:
+        """Store such settings, and remove those with value None; all or none of them."""
+        with self._database.transaction() as database:
+            database.executemany(
+                "DELETE FROM broker_configs WHERE scope = ? AND name = ?", changes.keys()
+            )
+            database.executemany(
+                "INSERT INTO broker_configs VALUES (?, ?, ?)",
+                [(*key, value) for key, value in changes.items() if value is not None],
+            )
+
+    def moves(self) -> dict[tuple[bytes, int], MoveRow]:
+        """Return the moves that are not complete, by topic ID and partition."""
+        with self._database.transaction() as database:
+            rows = database.execute("SELECT * FROM moves").fetchall()
+        return {(row[0], row[1]): MoveRow(*row) for row in rows}
+
+    def change_moves(
+        self, begun: Collection[MoveRow], ended: Collection[tuple[bytes, int]]
+    ) -> None:
+        """Store moves; one of a partition replaces another. Forget those of other partitions."""
+        with self._database.transaction() as database:
+            delete = "DELETE FROM moves WHERE topic_id = ? AND partition = ?"
+            database.executemany(delete, ended)
+            insert = (
+                "INSERT OR REPLACE INTO moves SELECT ?1, ?2, ?3, ?4 "
+                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1)"
+            )
+            database.executemany(insert, begun)
+
     def begin_deletion(self, name: str) -> None:
         """Delete a topic; its name is free. Its files must be removed next."""
         with self._database.transaction() as database:
@@ -326,7 +384,7 @@ def _update_setting(database: sqlite3.Connection, name: str, value: str) -> None
 
 def _delete_topic(database: sqlite3.Connection, name: str) -> None:
     select = "SELECT id FROM topics WHERE name = ?"
-    for table in ("compacted", "compacted_objects"):
+    for table in ("compacted", "compacted_objects", "moves"):
         delete = f"DELETE FROM {table} WHERE topic_id IN ({select})"  # noqa: S608  # constants
         database.execute(delete, (name,))
     move = "INSERT INTO deleted_topics SELECT id, name, partitions FROM topics WHERE name = ?"

@@ -23,6 +23,7 @@ from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket_opening import open_bucket
 from logmirror.broker.changes import Changes
 from logmirror.broker.compaction import Compactor, OnDisk
+from logmirror.broker.dynamic_configs import MOVE_RATE, DynamicConfigs
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
 from logmirror.broker.groups.values import GroupSettings
@@ -39,6 +40,8 @@ from logmirror.broker.log_dirs.placement import (
     database_path,
 )
 from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.moves.mover import Moves
+from logmirror.broker.moves.throttle import Throttle
 from logmirror.broker.protocol.connections import Connections
 from logmirror.broker.protocol.listening import (
     Accepting,
@@ -73,6 +76,7 @@ _LOG: Final = logging.getLogger(__name__)
 _FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
 _CHANGE_THREADS: Final = 2
+_MOVE_THREADS: Final = 2
 _CHECK_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
 _KEEPING_S: Final = 1.0
@@ -201,6 +205,7 @@ async def _serve(
         ThreadPoolExecutor(_CHANGE_THREADS, "logmirror-change") as changers,
         ThreadPoolExecutor(_CHECK_THREADS, "logmirror-check") as checkers,
         ThreadPoolExecutor(1, "logmirror-clean") as cleaners,
+        ThreadPoolExecutor(_MOVE_THREADS, "logmirror-move") as movers,
         contextlib.ExitStack() as monitored,
     ):
         commits = _commits(options, flushers, disk, bucket)
@@ -208,6 +213,9 @@ async def _serve(
         topics.load()
         commits.opened()
         await topics.create_missing()
+        configs = DynamicConfigs(options.node_id, store.broker_configs())
+        if bucket is None:
+            topics.follow(Moves(store, commits, disk, movers, others, _throttle(configs)))
         copies, unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         transactions = _transactions(options, groups, state, store, topics, commits, changers)
@@ -229,6 +237,7 @@ async def _serve(
             checkers=checkers,
             port=bound[0].port,
             copies=copies,
+            configs=configs,
         )
         connections = Connections(broker, max_connections)
         servers = [await accept(one, connections) for one in bound]
@@ -248,9 +257,14 @@ async def _serve(
         groups.stop()
         await unmount()
         await topics.close()
-        if commits.fenced.done():
-            raise commits.fenced.result()
-        commits.check_drained()
+        _check_end(commits)
+
+
+def _check_end(commits: GroupCommit) -> None:
+    """Raise what ended the broker, or what it could not make durable."""
+    if commits.fenced.done():
+        raise commits.fenced.result()
+    commits.check_drained()
 
 
 def _begin_stop(
@@ -294,6 +308,18 @@ def _commits(
         tail_age_ms=options.commit_age_ms,
         max_commits=options.max_commits,
     )
+
+
+def _throttle(configs: DynamicConfigs) -> Throttle:
+    """Return the limit of moves between log directories, which follows the settings."""
+    throttle = Throttle(SYSTEM_CLOCK)
+
+    def apply() -> None:
+        throttle.rate = configs.rate(MOVE_RATE)
+
+    configs.when_changed = apply
+    apply()
+    return throttle
 
 
 async def _mount(

@@ -47,6 +47,8 @@ class ConfigSource(enum.IntEnum):
     """Kafka's numbers for where a value comes from."""
 
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
 

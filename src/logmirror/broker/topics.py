@@ -21,8 +21,10 @@ from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_limit import ProducerLimit
 from logmirror.broker.log.recovery import recover
-from logmirror.broker.log_dirs.placement import LogDirs
+from logmirror.broker.log_dirs.placement import LogDirs, PlaceError
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
+from logmirror.broker.moves.leftovers import Leftovers
+from logmirror.broker.moves.move import Move
 from logmirror.broker.topic import RefusedTopicError, Topic, TopicDeletedError, check_name
 from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.durable_ends import EndSlot
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
+    from logmirror.broker.moves.mover import Moves
     from logmirror.broker.options import BrokerOptions
 
 _LOG: Final = logging.getLogger(__name__)
@@ -63,7 +66,10 @@ class Topics:
         self._commits = commits
         self._bucket = bucket
         self._options = options
-        self._dirs = LogDirs(options.log_dirs)
+        self.dirs = LogDirs(options.log_dirs)
+        self.moves: Moves | None = None
+        """Those between log directories; None in a bucket."""
+        self.leftovers: Leftovers | None = None
         self._store = store
         self._executor = executor
         self._disk = disk
@@ -93,6 +99,7 @@ class Topics:
         for row in self._store.deleting():
             self._remove_files(row, ())
         rows = self._store.topics()
+        self.leftovers = leftovers = Leftovers(self.dirs, self._disk, self._store.moves())
         if self._bucket is not None:
             self._bucket.list_all(rows)
         self._check_accepted(rows)
@@ -115,8 +122,21 @@ class Topics:
             self._admit(row, logs)
             for log in logs:
                 self._commits.touch(log)
+            leftovers.list_others(row.name)
+        self._store.change_moves([], leftovers.ended)
         self._ends.record_all(ends)
         self._store.drop_older_durable_ends()
+
+    def follow(self, moves: Moves) -> None:
+        """Continue the moves between log directories, now that all partitions are open."""
+        self.moves = moves
+        moves.when_moved = self.dirs.moved
+        if self.leftovers is not None:
+            unfinished = [
+                Move(row[:2], self.by_id[row.topic_id].logs[row.partition], target, row.nonce)
+                for row, target in self.leftovers.unfinished
+            ]
+            moves.open(unfinished, self.leftovers.folders)
 
     def _check_accepted(self, rows: list[TopicRow]) -> None:
         known = {f"{row.name}-{n}" for row in rows for n in range(row.partition_count)}
@@ -128,15 +148,20 @@ class Topics:
             )
 
     async def close(self) -> None:
-        """Flush the durable ends."""
+        """End the moves in progress, which the next start continues, and flush the durable ends."""
+        if self.moves is not None:
+            await self.moves.close()
         await self._ends_flush.close()
 
     def _recovered(
         self, row: TopicRow, partition: int, durable: DurableEnd | None, synced: set[Path]
     ) -> PartitionLog:
-        folder = self._dirs.find(row.name, partition)
         configs = TopicConfigs(row.configs, self._options)
+        folder = self.dirs.paths[0] / row.name / str(partition)
         try:
+            if self.leftovers is not None:
+                self.leftovers.finish(row, partition)
+            folder = self.dirs.find(row.name, partition)
             if self._bucket is not None:
                 return self._bucket.open_log(
                     row, partition, folder, self._cache, configs.segment_bytes
@@ -151,7 +176,7 @@ class Topics:
                 accept_loss=f"{row.name}-{partition}" in self._options.accept_data_loss,
                 synced=synced,
             )
-        except DamagedLogError as error:
+        except (DamagedLogError, PlaceError) as error:
             _LOG.error("%s-%d: offline: %s; %s", row.name, partition, error, error.hint)
             return self._offline(folder, configs, error)
         except (LogmirrorError, OSError) as error:
@@ -176,7 +201,7 @@ class Topics:
         self, name: str, numbers: range, configs: TopicConfigs
     ) -> list[PartitionLog]:
         """Return logs without records; thousands of them take a while, so a worker makes them."""
-        folders = [self._dirs.place(name, number) for number in numbers]
+        folders = [self.dirs.place(name, number) for number in numbers]
 
         def make() -> list[PartitionLog]:
             return [self._empty_log(folder, configs) for folder in folders]
@@ -278,7 +303,7 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
         self._check_room(partition_count)
-        if self._dirs.folders(name):
+        if self.dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         return TopicConfigs(configs, self._options)
@@ -436,10 +461,12 @@ class Topics:
             log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
             log.producers.clear()
             self._commits.touch(log)
+        if self.moves is not None:
+            await self.moves.forget(topic.logs)
         for log in topic.logs:
             await self._commits.quiesce(log)
         self._ends.forget(topic.topic_id.bytes, len(topic.logs))
-        self._dirs.remove(log.folder for log in topic.logs)
+        self.dirs.remove(log.folder for log in topic.logs)
         row = TopicRow(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -452,7 +479,7 @@ class Topics:
     def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
         if self._bucket is not None:
             self._bucket.delete_topic(row, logs, lambda: self._forget(row))
-        for folder in self._dirs.folders(row.name):
+        for folder in self.dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)
         if self._bucket is None:

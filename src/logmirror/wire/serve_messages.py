@@ -86,6 +86,7 @@ MESSAGES: Final[Mapping[int, tuple[Any, Any]]] = {
         (admin.AlterUserScramCredentialsRequest, admin.AlterUserScramCredentialsResponse),
         (admin.DescribeConfigsRequest, admin.DescribeConfigsResponse),
         (admin.AlterConfigsRequest, admin.AlterConfigsResponse),
+        (admin.AlterReplicaLogDirsRequest, admin.AlterReplicaLogDirsResponse),
         (admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse),
         (
             admin.AlterPartitionReassignmentsRequest,

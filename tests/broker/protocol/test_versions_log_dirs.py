@@ -43,7 +43,7 @@ def shown(response: Any) -> dict[str, list[int]]:
     return {t.name: [one.partition_index for one in t.partitions] for t in found.topics}
 
 
-@pytest.mark.statement("E27", "E28")
+@pytest.mark.move("E27", "E28")
 @pytest.mark.parametrize(
     "version", range(VERSIONS[Api.DESCRIBE_LOG_DIRS][0], VERSIONS[Api.DESCRIBE_LOG_DIRS][1] + 1)
 )
@@ -61,7 +61,7 @@ def test_e27_each_version_has_its_fields(partition, version):
         assert not found.is_cordoned
 
 
-@pytest.mark.statement("E21", "E25")
+@pytest.mark.move("E21", "E25")
 def test_e25_all_topics_those_that_are_named_and_none(partition):
     topic = partition.topic
 
@@ -72,7 +72,7 @@ def test_e25_all_topics_those_that_are_named_and_none(partition):
     assert shown(describe(partition, {})) == {}
 
 
-@pytest.mark.statement("E29")
+@pytest.mark.move("E29")
 def test_e29_a_size_is_that_of_the_batches(partition):
     def size() -> tuple[int, int, bool]:
         [found] = describe(partition, {partition.topic: (0,)}).results[0].topics[0].partitions

@@ -109,6 +109,12 @@ def _create_partitions(topic: str) -> dict[str, Any]:
     return {"topics": (wanted,), "timeout": MINUTE, "validate_only": True}
 
 
+def _alter_dirs(topic: str) -> dict[str, Any]:
+    api = Api.ALTER_REPLICA_LOG_DIRS
+    topics = (part(api, 2, "AlterReplicaLogDirTopic", name=topic, partitions=(0,)),)
+    return {"dirs": (part(api, 2, "AlterReplicaLogDir", path="/none", topics=topics),)}
+
+
 def _reassign(topic: str) -> dict[str, Any]:
     api = Api.ALTER_PARTITION_REASSIGNMENTS
     partition = part(api, 0, "ReassignablePartition", partition_index=0, replicas=(1,))
@@ -328,6 +334,7 @@ REQUESTS: Final[list[tuple[Api, int, Callable[[str], dict[str, Any]], ErrorCode]
         TOPIC_DENIED,
     ),
     (Api.CREATE_PARTITIONS, 3, _create_partitions, TOPIC_DENIED),
+    (Api.ALTER_REPLICA_LOG_DIRS, 2, _alter_dirs, CLUSTER_DENIED),
     (Api.DESCRIBE_LOG_DIRS, 4, lambda _: {"topics": None}, CLUSTER_DENIED),
     (Api.ALTER_PARTITION_REASSIGNMENTS, 0, _reassign, CLUSTER_DENIED),
     (

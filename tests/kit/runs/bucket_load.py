@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kit.servers.bucket_broker import BucketBroker
+    from kit.servers.embedded import EmbeddedBroker
 
 PARTITIONS: Final = 4
 _RECONNECT: Final[Mapping[str, object]] = {
@@ -74,6 +75,10 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more."""
         self._done.set()
         self._thread.join()
 
@@ -159,7 +164,7 @@ def create(broker: BucketBroker, topic: str, partitions: int = PARTITIONS) -> No
 
 
 def stored(
-    broker: BucketBroker, topic: str, starts: Mapping[int, int] | None = None
+    broker: BucketBroker | EmbeddedBroker, topic: str, starts: Mapping[int, int] | None = None
 ) -> dict[tuple[int, int], bytes | None]:
     """Read a topic from its start, or from these offsets."""
     return {

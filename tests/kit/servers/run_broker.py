@@ -11,6 +11,7 @@ from logmirror.broker.server import serve
 options = json.loads(sys.argv[1])
 ready = Path(options.pop("ready"))
 options["log_dir"] = Path(options["log_dir"])
+options["more_log_dirs"] = tuple(map(Path, options.get("more_log_dirs", ())))
 options["listeners"] = tuple(
     Listener(**{**one, "protocol": SecurityProtocol(one["protocol"])})
     for one in options.get("listeners", ())

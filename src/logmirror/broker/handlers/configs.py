@@ -3,15 +3,17 @@
     API                      key  versions  behaviour
     DescribeConfigs           32  1-4       topics and this broker
     AlterConfigs              33  0-2       topics only; settings not named return to their default
-    IncrementalAlterConfigs   44  0-1       topics only; set, delete, append, subtract
+    IncrementalAlterConfigs   44  0-1       topics; set, delete, append, subtract. The settings of
+                                        the broker in `dynamic_configs`; set, delete
 
-Deviations from Kafka: only the settings in `topic_configs` exist; every other one is refused. The
-broker's own settings are fixed at its start, so changing them is refused. DescribeConfigs responds
+Deviations from Kafka: only the settings in `topic_configs` exist; every other one is refused. Most
+settings of the broker are fixed at its start, so changing them is refused. DescribeConfigs responds
 for each resource once, and for at most `MAX_DESCRIBED`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections import Counter
@@ -111,7 +113,8 @@ def _look_up(broker: Broker, resource: Message) -> tuple[ErrorCode, str | None, 
     if resource.resource_type == _BROKER:
         if name not in ("", str(broker.options.node_id)):
             return ErrorCode.INVALID_REQUEST, f"this is broker {broker.options.node_id}", []
-        return ErrorCode.NONE, None, _broker_entries(broker)
+        own = _broker_entries(broker) if name else []
+        return ErrorCode.NONE, None, sorted(own + broker.configs.entries(name))
     return ErrorCode.INVALID_REQUEST, "resource type: only topics and brokers have settings", []
 
 
@@ -214,6 +217,43 @@ async def incremental_alter_configs(
     return await _alter(broker, header, request, caller, change)
 
 
+async def _alter_broker(broker: Broker, resource: Message, *, dry_run: bool) -> None:
+    """Change settings of the broker.
+
+    Raises:
+        MalformedConfigError: The request is.
+        RefusedConfigError: A setting cannot be changed.
+        LogmirrorError: The database could not be written.
+    """
+    scope = resource.resource_name
+    if scope not in {"", str(broker.options.node_id)}:
+        raise MalformedConfigError(f"this is broker {broker.options.node_id}")
+    wanted: dict[str, str | None] = {}
+    for change in resource.configs:
+        if change.name in wanted:
+            raise MalformedConfigError(f"{change.name}: named twice")
+        if change.config_operation not in {_Operation.SET, _Operation.DELETE}:
+            raise MalformedConfigError(f"{change.name}: not a list")
+        is_set = change.config_operation == _Operation.SET
+        if is_set and change.value is None:
+            raise MalformedConfigError(f"{change.name}: the value must not be null")
+        wanted[change.name] = change.value if is_set else None
+    changes = broker.configs.checked(scope, wanted)
+    if not dry_run:
+        store = broker.store.change_broker_configs
+        await broker.changes.run(_stored(broker, store, changes))
+
+
+async def _stored(
+    broker: Broker,
+    store: Callable[[Mapping[tuple[str, str], str | None]], None],
+    changes: Mapping[tuple[str, str], str | None],
+) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(broker.changers, store, changes)
+    broker.configs.apply(changes)
+
+
 def _changed(before: TopicConfigs, changes: tuple[Message, ...]) -> dict[str, str]:
     """Return a topic's values after an incremental change."""
     values = dict(before.values)
@@ -264,7 +304,9 @@ async def _alter(
             code, reason = denied, ""
         elif named[kind_and_name] == 1:
             dry_run = request.validate_only
-            code, reason = await _alter_one(broker, resource, change(resource), dry_run=dry_run)
+            code, reason = await _alter_one(
+                broker, Api(header.api_key), resource, change(resource), dry_run=dry_run
+            )
         responses.append(
             kind.entity(
                 "AlterConfigsResourceResponse",
@@ -279,6 +321,7 @@ async def _alter(
 
 async def _alter_one(
     broker: Broker,
+    api: Api,
     resource: Message,
     changed: Callable[[TopicConfigs], Mapping[str, str]],
     *,
@@ -286,6 +329,9 @@ async def _alter_one(
 ) -> tuple[ErrorCode, str]:
     code, reason = ErrorCode.NONE, ""
     try:
+        if resource.resource_type == _BROKER and api == Api.INCREMENTAL_ALTER_CONFIGS:
+            await _alter_broker(broker, resource, dry_run=dry_run)
+            return code, reason
         if resource.resource_type != _TOPIC or not resource.resource_name:
             raise MalformedConfigError("only topic settings can be changed")  # noqa: TRY301  # as other refusals
         topic = _topic(broker, resource.resource_name)
@@ -297,6 +343,6 @@ async def _alter_one(
     except RefusedTopicError as refused:
         code, reason = refused.code, refused.reason
     except LogmirrorError as error:
-        _LOG.exception("topic %s could not be configured", resource.resource_name)
+        _LOG.exception("%s could not be configured", resource.resource_name or "brokers")
         code, reason = code_of(error), error.message
     return code, reason

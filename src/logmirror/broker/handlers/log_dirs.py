@@ -1,10 +1,14 @@
 """Log directories, and where the replicas of partitions are.
 
     API                          key  versions  behaviour
+AlterReplicaLogDirs           34  1-2       begins, redirects and cancels moves (`moves.mover`)
     DescribeLogDirs               35  1-5       as in Kafka, see below
     AlterPartitionReassignments   45  0-1       accepts the replica that there is, and does nothing;
                                                 any other is refused
     ListPartitionReassignments    46  0         none is ever in progress
+
+AlterReplicaLogDirs (KIP-113) decides as Kafka does, with one difference: a request for the target
+of a move that has failed begins it again. Nothing is copied before the response.
 
 DescribeLogDirs (KIP-113, KIP-827): each log directory is in the response, under the name with which
 the broker was started, made absolute. One that cannot be read gets KAFKA_STORAGE_ERROR. A partition
@@ -15,23 +19,31 @@ and no usable bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
-from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
+from logmirror.broker.log_dirs.placement import absolute
+from logmirror.errors import LogmirrorError
+from logmirror.wire.serve_messages import Message, response_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from logmirror.broker.broker import Broker, Caller
+    from logmirror.broker.moves.move import MoveRequest
     from logmirror.broker.topic import Topic
     from logmirror.wire.frames import RequestHeader
 
+_LOG: Final = logging.getLogger(__name__)
 _UNKNOWN: Final = -1
+_MAX_NAME: Final = 255
+_MOVE_SUFFIX: Final = len("-future") + 32
+"""Of the folder of a move in Kafka. Here it is shorter; the limit is Kafka's."""
 
 
 async def describe_log_dirs(
@@ -46,9 +58,11 @@ async def describe_log_dirs(
     for topic, numbers in _asked(broker, request):
         for number in numbers:
             await turns.took()
-            place = _place_of(broker, topic, number)
-            if place is not None:
-                found[place].setdefault(topic.name, []).append(_partition(kind, topic, number))
+            for place, fields in _replicas(broker, topic, number):
+                partition = kind.entity(
+                    "DescribeLogDirsPartition", partition_index=number, **fields
+                )
+                found[place].setdefault(topic.name, []).append(partition)
     loop = asyncio.get_running_loop()
     volumes = await loop.run_in_executor(broker.executor, _volumes, broker)
     results = []
@@ -75,14 +89,10 @@ async def describe_log_dirs(
 
 
 def log_dir_names(broker: Broker) -> list[str]:
-    """Return the log directories as clients name them: absolute, symbolic links not resolved."""
+    """Return the names of the log directories."""
     if broker.options.bucket:
         return [broker.options.bucket]
-    return [_name(path) for path in broker.options.log_dirs]
-
-
-def _name(path: Path) -> str:
-    return str(Path.cwd() / path)
+    return list(broker.topics.dirs.by_name)
 
 
 def _asked(broker: Broker, request: Message) -> Iterator[tuple[Topic, list[int]]]:
@@ -101,21 +111,19 @@ def _asked(broker: Broker, request: Message) -> Iterator[tuple[Topic, list[int]]
             yield found, sorted(number for number in numbers if 0 <= number < len(found.logs))
 
 
-def _place_of(broker: Broker, topic: Topic, number: int) -> str | None:
+def _replicas(
+    broker: Broker, topic: Topic, number: int
+) -> Iterator[tuple[str, dict[str, int | bool]]]:
+    """Yield the log directory and the fields of a partition, and of the copy of its move."""
     log = topic.logs[number] if number < len(topic.logs) else None  # it may shrink meanwhile
     if log is None or log.failure is not None or topic.is_archive:
-        return None
-    return broker.options.bucket or _name(log.folder.parent.parent)
-
-
-def _partition(kind: ResponseKind, topic: Topic, number: int) -> Message:
-    return kind.entity(
-        "DescribeLogDirsPartition",
-        partition_index=number,
-        partition_size=topic.logs[number].size_bytes,
-        offset_lag=0,
-        is_future_key=False,
-    )
+        return
+    place = broker.options.bucket or absolute(log.folder.parent.parent)
+    yield place, {"partition_size": log.size_bytes, "offset_lag": 0, "is_future_key": False}
+    move = broker.topics.moves.of(log) if broker.topics.moves is not None else None
+    if move is not None and move.is_shown:
+        fields = {"partition_size": move.copied_bytes, "offset_lag": move.lag}
+        yield absolute(move.target), {**fields, "is_future_key": True}
 
 
 def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
@@ -127,11 +135,104 @@ def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
         try:
             volume = os.statvfs(path)
         except OSError:
-            found[_name(path)] = ErrorCode.KAFKA_STORAGE_ERROR, _UNKNOWN, _UNKNOWN
+            found[absolute(path)] = ErrorCode.KAFKA_STORAGE_ERROR, _UNKNOWN, _UNKNOWN
         else:
             size = volume.f_frsize
-            found[_name(path)] = ErrorCode.NONE, size * volume.f_blocks, size * volume.f_bavail
+            found[absolute(path)] = ErrorCode.NONE, size * volume.f_blocks, size * volume.f_bavail
     return found
+
+
+async def alter_replica_log_dirs(
+    broker: Broker, header: RequestHeader, request: Message, caller: Caller
+) -> bytes:
+    """Handle AlterReplicaLogDirs."""
+    kind = response_kind(Api.ALTER_REPLICA_LOG_DIRS, header.version)
+    turns = Turns()
+    wanted: dict[str, dict[int, str]] = {}
+    for one in request.dirs:
+        for topic in one.topics:
+            wanted.setdefault(topic.name, {}).update(dict.fromkeys(topic.partitions, one.path))
+    denied = broker.authorizer.refusal(caller, Api.ALTER_REPLICA_LOG_DIRS)
+    codes: dict[str, dict[int, ErrorCode]] = {
+        name: dict.fromkeys(places, denied) for name, places in wanted.items()
+    }
+    if not denied:
+        async with _turn(broker):
+            await _move_all(broker, wanted, codes, turns)
+    results = []
+    for name, found in codes.items():
+        await turns.took(len(found))
+        partitions = [
+            kind.entity(
+                "AlterReplicaLogDirPartitionResult", partition_index=number, error_code=code
+            )
+            for number, code in found.items()
+        ]
+        results.append(
+            kind.entity(
+                "AlterReplicaLogDirTopicResult", topic_name=name, partitions=tuple(partitions)
+            )
+        )
+    return await turns.encoded(broker, kind, header, results=tuple(results))
+
+
+def _turn(broker: Broker) -> contextlib.AbstractAsyncContextManager[None]:
+    return contextlib.nullcontext() if broker.topics.moves is None else broker.topics.moves.turn
+
+
+async def _move_all(
+    broker: Broker,
+    wanted: dict[str, dict[int, str]],
+    codes: dict[str, dict[int, ErrorCode]],
+    turns: Turns,
+) -> None:
+    loop = asyncio.get_running_loop()
+    volumes = await loop.run_in_executor(broker.executor, _volumes, broker)
+    offline = {name for name, (code, _, _) in volumes.items() if code}
+    changes = []
+    for name, places in wanted.items():
+        for number, place in places.items():
+            await turns.took()
+            code, change = _decided(broker, name, number, place, offline)
+            codes[name][number] = code
+            if change is not None:
+                changes.append((name, number, change))
+    if broker.topics.moves is None or not changes:
+        return
+    try:
+        await broker.topics.moves.change([change for _, _, change in changes])
+    except LogmirrorError:
+        _LOG.exception("moves could not be stored")
+        for name, number, _ in changes:
+            codes[name][number] = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def _decided(  # noqa: PLR0911  # one response for each case, in Kafka's order
+    broker: Broker, name: str, number: int, place: str, offline: set[str]
+) -> tuple[ErrorCode, MoveRequest | None]:
+    """Return the response for a partition, and the move to begin, to redirect or to cancel."""
+    if len(f"{name}-{number}.") + _MOVE_SUFFIX > _MAX_NAME:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION, None
+    if place not in log_dir_names(broker):
+        return ErrorCode.LOG_DIR_NOT_FOUND, None
+    if place in offline:
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
+    topic, dirs = broker.topics.by_name.get(name), broker.topics.dirs
+    if topic is None or not 0 <= number < len(topic.logs):
+        dirs.prefer(name, number, place)
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
+    log = topic.logs[number]
+    if topic.is_archive:
+        return ErrorCode.POLICY_VIOLATION, None
+    if log.failure is not None:
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
+    move = broker.topics.moves.of(log) if broker.topics.moves is not None else None
+    is_there = broker.topics.moves is None or dirs.by_name[place] == log.folder.parent.parent
+    if is_there and move is None:
+        return ErrorCode.NONE, None
+    if not is_there and offline:
+        return ErrorCode.KAFKA_STORAGE_ERROR, None
+    return ErrorCode.NONE, ((topic.topic_id.bytes, number), log, dirs.by_name[place])
 
 
 async def alter_partition_reassignments(

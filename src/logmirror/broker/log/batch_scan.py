@@ -20,7 +20,7 @@ from logmirror.wire.serve_markers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from logmirror.broker.log.disk import OpenFile
 
@@ -78,6 +78,10 @@ class Seen:
         self.has_epochs = False
         """Whether a batch has a leader epoch that is not 0."""
 
+    def passed(self, data: memoryview) -> None:
+        """Take the next bytes, which are whole batches. The buffer is used again afterwards."""
+        self.digest.update(data)
+
 
 class _Window:
     """Bytes of a file, in a buffer that is used again."""
@@ -99,13 +103,19 @@ class _Window:
     def pass_to(self, position: int) -> None:
         """Note what is before a position."""
         if self._seen is not None:
-            self._seen.digest.update(self.view[: position - self.start])
+            self._seen.passed(self.view[: position - self.start])
             self._seen.end = position
 
 
-def scan(
-    file: OpenFile, first: int, *, contiguous: bool, start: int = 0, seen: Seen | None = None
-) -> Iterator[StoredBatch]:
+def scan(  # noqa: PLR0913  # which batches, and what else is seen
+    file: OpenFile,
+    first: int,
+    *,
+    contiguous: bool,
+    start: int = 0,
+    end: int | None = None,
+    seen: Seen | None = None,
+) -> Generator[StoredBatch]:
     """Yield the valid batches of a file in order; stops at the first invalid one.
 
     Args:
@@ -114,39 +124,41 @@ def scan(
         contiguous: Whether the batches are as this broker writes them: each continues at the next
             offset and has leader epoch 0. Archive objects may have offset gaps and other epochs.
         start: Position of the first batch.
+        end: Position where the last one ends; None: the file's end.
         seen: Where to note what else is seen.
     """
-    size = os.fstat(file.fd).st_size
+    size = os.fstat(file.fd).st_size if end is None else end
     window = _Window(file, start, size, seen)
     position, expected = start, first
-    while position + HEADER_BYTES <= size:
-        if position + HEADER_BYTES > window.end and not window.load(position, HEADER_BYTES):
-            break
-        header = _HEADER.unpack_from(window.view, position - window.start)
-        base_offset, length, epoch, magic, checksum, attributes, last_delta = header[:7]
-        size_bytes = _LENGTH_END + length
-        is_possible = HEADER_BYTES <= size_bytes <= size - position and magic == _MAGIC
-        is_strange = contiguous and (base_offset != expected or epoch != _EPOCH)
-        if not is_possible or is_strange or base_offset < expected or last_delta < 0:
-            break
-        if position + size_bytes > window.end and not window.load(position, size_bytes):
-            break
-        at = position - window.start
-        if crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
-            break
-        if seen is not None and epoch != _EPOCH:
-            seen.has_epochs = True
-        last_offset = base_offset + last_delta
-        coordinator_epoch = commits = None
-        if attributes & CONTROL_FLAG:
-            control = bytes(window.view[at : at + size_bytes])
-            coordinator_epoch, commits = coordinator_epoch_of(control), is_commit(control)
-        place = position, size_bytes, base_offset, last_offset
-        transaction = coordinator_epoch, bool(attributes & TRANSACTIONAL_FLAG), commits
-        yield StoredBatch._make((*place, *header[8:13], *transaction))
-        expected = last_offset + 1
-        position += size_bytes
-    window.pass_to(position)
+    try:
+        while position + HEADER_BYTES <= size:
+            if position + HEADER_BYTES > window.end and not window.load(position, HEADER_BYTES):
+                break
+            header = _HEADER.unpack_from(window.view, position - window.start)
+            base_offset, length, epoch, magic, checksum, attributes, last_delta = header[:7]
+            size_bytes = _LENGTH_END + length
+            is_possible = HEADER_BYTES <= size_bytes <= size - position and magic == _MAGIC
+            is_strange = contiguous and (base_offset != expected or epoch != _EPOCH)
+            if not is_possible or is_strange or base_offset < expected or last_delta < 0:
+                break
+            if position + size_bytes > window.end and not window.load(position, size_bytes):
+                break
+            at = position - window.start
+            if crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
+                break
+            if seen is not None and epoch != _EPOCH:
+                seen.has_epochs = True
+            last_offset = base_offset + last_delta
+            coordinator_epoch = commits = None
+            if attributes & CONTROL_FLAG:
+                control = bytes(window.view[at : at + size_bytes])
+                coordinator_epoch, commits = coordinator_epoch_of(control), is_commit(control)
+            place = position, size_bytes, base_offset, last_offset
+            transaction = coordinator_epoch, bool(attributes & TRANSACTIONAL_FLAG), commits
+            expected, position = last_offset + 1, position + size_bytes
+            yield StoredBatch._make((*place, *header[8:13], *transaction))
+    finally:  # also if the caller needs no more
+        window.pass_to(position)
 
 
 def find_intact(

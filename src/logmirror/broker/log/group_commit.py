@@ -189,6 +189,10 @@ class GroupCommit:
         if failure is not None:
             raise failure
 
+    def is_busy(self, log: PartitionLog) -> bool:
+        """Whether files of the log are being compacted or removed."""
+        return log in self._beside or log in self._removing
+
     def hold(self, log: PartitionLog, work: asyncio.Future[None]) -> None:
         """Let `quiesce` wait for other work on the files of a log as well."""
         self._beside[log] = work

@@ -11,7 +11,6 @@ records is never given more than what is decided, because its own object is reso
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -20,6 +19,7 @@ from logmirror.broker.log.mounted_transactions import Outcome
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.partition_transactions import Aborted
 from logmirror.broker.log.reading import ColdSegmentError, StorageError
+from logmirror.broker.log.segment_list import SegmentList
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,21 +60,20 @@ class MountedLog(PartitionLog):
 
     def mount(self, segments: Sequence[Segment]) -> None:
         """Add the next objects, or replace all by others that cover the same offsets and more."""
-        if segments and self._segments and segments[0].first == self.log_end:
-            self._segments.extend(segments)
+        if segments and self.segments and segments[0].first == self.log_end:
+            self._segments = SegmentList([*self.segments, *segments])
         else:
-            known = {(one.first, one.next_offset): one for one in self._segments}
+            known = {(one.first, one.next_offset): one for one in self.segments}
             kept = [known.pop((one.first, one.next_offset), one) for one in segments]
             for gone in known.values():
                 gone.is_deleted = True
                 self._cache.forget(gone)
-            self._segments = kept
+            self._segments = SegmentList(kept)
             self._decided = {one: self._decided[one] for one in kept if one in self._decided}
-        self._firsts = [one.first for one in self._segments]
         self._undecided = None
-        if self._segments:
-            self.log_start = self._segments[0].first
-            self.log_end = self.high_watermark = self.durable = self._segments[-1].next_offset
+        if self.segments:
+            self.log_start = self.segments[0].first
+            self.log_end = self.high_watermark = self.durable = self.segments[-1].next_offset
         self._notify_watchers()
 
     def restore(self) -> None:
@@ -85,7 +84,7 @@ class MountedLog(PartitionLog):
     @property
     def size_bytes(self) -> int:
         """The size of the objects that were opened, as batches."""
-        return sum(one.size_bytes for one in self._segments)
+        return sum(one.size_bytes for one in self.segments)
 
     def _write(self, *_: object) -> int:
         """Refuse: nothing is written to an archive."""
@@ -98,7 +97,7 @@ class MountedLog(PartitionLog):
         if not self.has_transactions:
             return stable
         ongoing: dict[int, int] = {}
-        for segment in self._segments[-_TAIL_SEGMENTS:]:
+        for segment in self.segments[-_TAIL_SEGMENTS:]:
             if segment.events is None:
                 return stable
             for producer_id in segment.events.first_outcomes:
@@ -110,7 +109,7 @@ class MountedLog(PartitionLog):
     def unread_tail(self) -> Segment | None:
         """Return an object that must be read before the last stable offset is known."""
         if self.has_transactions:
-            for segment in self._segments[-_TAIL_SEGMENTS:]:
+            for segment in self.segments[-_TAIL_SEGMENTS:]:
                 if segment.events is None:
                     return segment
         return None
@@ -130,8 +129,8 @@ class MountedLog(PartitionLog):
         self.check_online()
         if offset >= self.high_watermark:
             return [], []
-        number = max(0, bisect_right(self._firsts, offset) - 1)
-        segment = self._segments[number]
+        number = self._segments.number_of(offset)
+        segment = self.segments[number]
         tail = self.unread_tail()
         if tail is not None and tail.first <= segment.first:  # a damaged one hides none before it
             raise ColdSegmentError(tail)
@@ -142,10 +141,10 @@ class MountedLog(PartitionLog):
         return found, [one for one in aborted if one.last_offset >= offset]
 
     def _outcome(self, number: int) -> Outcome:
-        segment = self._segments[number]
+        segment = self.segments[number]
         known = self._decided.get(segment)
         if known is None:
-            known = _outcome(segment, islice(self._segments, number + 1, None))
+            known = _outcome(segment, islice(self.segments, number + 1, None))
             if known.undecided is None:
                 self._decided[segment] = known
             else:

@@ -23,10 +23,7 @@ All methods run on one thread. Only `SyncJob.run` runs in another; it uses only 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
-from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_check import place
@@ -34,25 +31,30 @@ from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.file_names import open_path, snapshot_path
 from logmirror.broker.log.flush_rule import FlushRule, Unflushed
 from logmirror.broker.log.producer_state import ProducerState, SequencedBatch, last_sequence
-from logmirror.broker.log.reading import ReadSegment, StorageError, read_batches
-from logmirror.broker.log.segment import FileRange, Segment, SparseIndex, opened
+from logmirror.broker.log.readable_log import ReadableLog
+from logmirror.broker.log.reading import StorageError
+from logmirror.broker.log.segment import Segment, SparseIndex, opened
+from logmirror.broker.log.segment_list import SegmentList
 from logmirror.broker.log.sync_job import Seal, SyncJob
 from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.batch_check import BatchFacts
     from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.durable_ends import EndSlot
-    from logmirror.broker.log.partition_transactions import Aborted, Marker
+    from logmirror.broker.log.partition_transactions import Marker
     from logmirror.broker.log.segment_cache import SegmentCache
+    from logmirror.broker.log.shadow import Shadow
 
-_NO_SEGMENTS: Final[Mapping[Segment, tuple[OpenFile, SparseIndex]]] = MappingProxyType({})
+
+_FOLLOWED_BYTES: Final = 64 * 1024 * 1024
+"""By so much a segment with a shadow may be larger, so that a busy log can be moved."""
 
 
-class PartitionLog:
+class PartitionLog(ReadableLog):
     """The log of one partition.
 
     Args:
@@ -63,7 +65,7 @@ class PartitionLog:
         producers: The producer state at the end of the last segment.
         snapshot: The newest producer snapshot, or None.
         segment_bytes: An open segment that would exceed this size is sealed first, unless the
-            snapshot of its producers would be larger.
+            snapshot of its producers would be larger, or it has a shadow.
         written_from: See `DurableEnd`.
     """
 
@@ -81,32 +83,26 @@ class PartitionLog:
         snapshot: Path | None = None,
         written_from: int = 0,
     ) -> None:
-        self.folder = folder
-        self.failure: LogmirrorError | None = None
-        self.log_start = log_start
+        super().__init__(folder, cache, SegmentList(segments or [], tail), tail, log_start)
         self.producers = producers or ProducerState()
         self._disk = disk
-        self._cache = cache
         self.segment_bytes = segment_bytes
-        self._segments = segments or []
-        self._firsts = [segment.first for segment in self._segments]
         self._tail = tail
-        self._full_bytes = sum(found.size_bytes for found in self._segments if found is not tail)
-        self.log_end = self._segments[-1].next_offset if self._segments else log_start
         self.appended_bytes = self.appended_records = self.fetched_bytes = 0  # for the metrics
-        self.high_watermark = self.durable = self.log_end
-        self._readable_tail = tail
-        self._readable_tail_bytes = tail.size_bytes if tail else 0
+        self.durable = self.log_end
         self.flush_rule, self.unflushed = FlushRule(), Unflushed()
         self._seals: list[Seal] = []
         self._snapshot = snapshot
         self._written_from = written_from
         self.end_slot: EndSlot | None = None
-        self._new_folder = not self._segments
+        self.shadow: Shadow | None = None
+        self.when_synced: Callable[[], None] = lambda: None
+        """Called after each flush; see `moves.mover`."""
+
+        self._new_folder = not segments
         self._new_names = False
         self._syncing = False
         self._ack_waiters: deque[tuple[int, Callable[[LogmirrorError | None], None]]] = deque()
-        self._watchers: set[Callable[[], None]] = set()
 
     # Writing
 
@@ -164,6 +160,8 @@ class PartitionLog:
         except OSError as error:
             self._cut_back(file, tail.size_bytes)
             raise self._refused(error) from error
+        if self.shadow is not None:
+            self.shadow.append(batch)
         index.add(base_offset, tail.size_bytes, max_timestamp_ms)
         tail.size_bytes += len(batch)
         self.log_end = tail.next_offset = base_offset + offset_count
@@ -171,13 +169,6 @@ class PartitionLog:
         self.appended_records += offset_count
         self.unflushed.appended(len(batch))
         return base_offset
-
-    def check_online(self) -> None:
-        """Raise `StorageError` if the partition is offline."""
-        if self.failure is not None:
-            raise StorageError(
-                "partition is offline", folder=str(self.folder), cause=str(self.failure)
-            ) from self.failure
 
     def _refused(self, error: OSError) -> StorageError:
         return StorageError(
@@ -200,6 +191,8 @@ class PartitionLog:
         tail = self._tail
         # Sealing writes a snapshot of all producers: at most as many bytes as there are records.
         limit = max(self.segment_bytes, self.producers.max_snapshot_bytes)
+        if self.shadow is not None:
+            limit += _FOLLOWED_BYTES
         if tail is not None and tail.size_bytes + size_bytes > limit:
             if tail.size_bytes == 0:
                 return opened(tail)
@@ -207,21 +200,18 @@ class PartitionLog:
         return opened(tail) if tail is not None else self._new_tail()
 
     def _new_tail(self) -> tuple[Segment, OpenFile, SparseIndex]:
-        if not self._segments:
+        if not self._segments.all:
             self._disk.make_folder(self.folder)
         if self.end_slot is not None:
             self.end_slot.reserve()
         file, index = self._disk.create(open_path(self.folder, self.log_end)), SparseIndex()
-        if self._tail is not None:
-            _, full_file, _ = opened(self._tail)
+        full, start = self._tail, self.log_end
+        if full is not None:
             snapshot = self.producers.to_bytes(self.log_end)
-            self._seals.append(Seal(self._tail, full_file, snapshot))
-            self._full_bytes += self._tail.size_bytes
-        start = self.log_end
+            self._seals.append(Seal(full, opened(full)[1], snapshot))
         tail = Segment(self.folder, start, start, 0, is_sealed=False, file=file, index=index)
-        self._tail = tail
-        self._segments.append(tail)
-        self._firsts.append(tail.first)
+        self._tail, self.shadow = tail, None
+        self._segments.add(tail, full)
         self._new_names = True
         return tail, file, index
 
@@ -245,14 +235,39 @@ class PartitionLog:
         return self._tail if self._tail is not None and self._tail.size_bytes else None
 
     @property
-    def segments(self) -> Sequence[Segment]:
-        """All segments, oldest first."""
-        return self._segments
+    def open_segment(self) -> Segment | None:
+        """The open segment, also if it has no records."""
+        return self._tail
+
+    @property
+    def snapshot(self) -> Path | None:
+        """The producer snapshot at the end of the last sealed segment."""
+        return self._snapshot
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no flush is running, and no full segment waits for one."""
+        return not self._syncing and not self._seals
+
+    def relocate(self, folder: Path) -> None:
+        """Continue in another folder: it has all segments, and the shadow as the open one.
+
+        No other work on the files may be running.
+        """
+        for segment in self._segments.all:
+            segment.folder = folder
+            self._cache.close(segment)
+        if self._tail is not None and self.shadow is not None:
+            self._tail.file = self.shadow.file
+        if self._snapshot is not None:
+            self._snapshot = folder / self._snapshot.name
+        self.folder, self.shadow = folder, None
+        self._new_folder = self._new_names = True
 
     @property
     def size_bytes(self) -> int:
         """The size of all segments."""
-        return self._full_bytes + (self._tail.size_bytes if self._tail is not None else 0)
+        return self._segments.full_bytes + (self._tail.size_bytes if self._tail is not None else 0)
 
     # Durability
 
@@ -299,6 +314,7 @@ class PartitionLog:
             tail=tail,
             tail_file=file,
             tail_bytes=tail.size_bytes,
+            shadow=self.shadow,
             end_offset=self.log_end,
             total_bytes=self.unflushed.flush_begins(),
             new_folder=self._new_folder,
@@ -336,6 +352,7 @@ class PartitionLog:
             self._advance(job.tail, job.tail_bytes, self.durable)
         while self._ack_waiters and self._ack_waiters[0][0] <= job.end_offset:
             self._ack_waiters.popleft()[1](None)
+        self.when_synced()
 
     def _advance(self, tail: Segment, tail_bytes: int, end: int) -> None:
         """Make everything before `end` readable."""
@@ -369,15 +386,8 @@ class PartitionLog:
 
         The caller removes their files.
         """
-        count = 0
-        for segment in self._segments[:-1]:
-            if not segment.is_sealed or segment.next_offset > self.log_start:
-                break
-            count += 1
-        taken, self._segments = self._segments[:count], self._segments[count:]
-        del self._firsts[:count]
+        taken = self._segments.take_before(self.log_start)
         for segment in taken:
-            self._full_bytes -= segment.size_bytes
             segment.is_deleted = True
             self._cache.forget(segment)
         return taken
@@ -388,13 +398,11 @@ class PartitionLog:
         Returns False if the partition is offline, or one of them was deleted meanwhile. Raises
         OSError if the file could not be renamed.
         """
-        start = bisect_left(self._firsts, old[0].first)
-        place = slice(start, start + len(old))
-        if self.failure is not None or self._segments[place] != list(old):
+        place = self._segments.place_of(old)
+        if self.failure is not None or place is None:
             return False
         self._cache.replace(old, source, new.path)
-        self._segments[place], self._firsts[place] = [new], [new.first]
-        self._full_bytes += new.size_bytes - sum(segment.size_bytes for segment in old)
+        self._segments.replace(place, new)
         return True
 
     def take_offline(self, failure: LogmirrorError) -> None:
@@ -408,92 +416,3 @@ class PartitionLog:
         waiters, self._ack_waiters = self._ack_waiters, deque()
         for _, done in waiters:
             done(failure)
-
-    # Reading
-
-    @property
-    def last_stable_offset(self) -> int:
-        """The end of the decided transactions; it moves when the high watermark does."""
-        return self.producers.transactions.stable_end(self.high_watermark, self.log_start)
-
-    def watch(self, notify: Callable[[], None]) -> None:
-        """Call `notify` when high watermark or log start advance, or the partition goes offline."""
-        self._watchers.add(notify)
-
-    def unwatch(self, notify: Callable[[], None]) -> None:
-        """Stop calling `notify`."""
-        self._watchers.discard(notify)
-
-    def _notify_watchers(self) -> None:
-        for notify in tuple(self._watchers):
-            notify()
-
-    def read(
-        self,
-        offset: int,
-        max_bytes: int,
-        *,
-        at_least_one: bool,
-        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]] = _NO_SEGMENTS,
-    ) -> list[FileRange]:
-        """Find the whole batches from the one that holds `offset`, up to the high watermark.
-
-        Args:
-            offset: From `log_start` to `log_end`.
-            max_bytes: Limit in bytes, except for `at_least_one`.
-            at_least_one: Whether to return the first batch even if it exceeds `max_bytes`.
-            pinned: Segments that the caller has loaded, and that the cache may have evicted since.
-
-        Returns:
-            File ranges in order; empty from the high watermark on, or if no batch fits.
-
-        Raises:
-            ColdSegmentError: The first segment is not loaded; load it in the executor and retry.
-            StorageError: The partition is offline, or a segment cannot be read.
-            DamagedRecordsError: The records at `offset` are damaged.
-        """
-        return self._read(offset, self.high_watermark, max_bytes, at_least_one, pinned)[0]
-
-    def read_committed(
-        self,
-        offset: int,
-        max_bytes: int,
-        *,
-        at_least_one: bool,
-        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]] = _NO_SEGMENTS,
-    ) -> tuple[list[FileRange], list[Aborted]]:
-        """Like `read`, up to the last stable offset; also returns the aborted transactions."""
-        stable = self.last_stable_offset
-        found, end = self._read(offset, stable, max_bytes, at_least_one, pinned)
-        return found, self.producers.transactions.aborted_between(offset, end)
-
-    def _read(
-        self,
-        offset: int,
-        before: int,
-        left: int,
-        at_least_one: bool,
-        pinned: Mapping[Segment, tuple[OpenFile, SparseIndex]],
-    ) -> tuple[list[FileRange], int]:
-        """Find whole batches before an offset; returns them, and an offset that none reaches."""
-        self.check_online()
-        number = max(0, bisect_right(self._firsts, offset) - 1)
-        parts = (
-            ReadSegment(found, pinned.get(found) or self._cache.if_loaded(found), size_bytes)
-            for found in islice(self._segments, number, None)
-            for size_bytes in (self._readable_bytes(found),)
-        )
-        return read_batches(parts, offset, before, left, at_least_one=at_least_one)
-
-    def _readable_bytes(self, segment: Segment) -> int:
-        if segment.next_offset <= self.high_watermark:
-            return segment.size_bytes
-        return self._readable_tail_bytes if segment is self._readable_tail else 0
-
-    def readable_segments(self) -> list[tuple[Segment, int]]:
-        """Return the segments below the high watermark, each with its readable bytes.
-
-        A sealed segment without bytes stands for lost records.
-        """
-        pairs = [(found, self._readable_bytes(found)) for found in self._segments]
-        return [(found, size) for found, size in pairs if size or found.is_sealed]

@@ -111,7 +111,13 @@ class SegmentCache:
     def _opened(self, segment: Segment) -> OpenFile:
         if segment.source is not None:
             return segment.source.open(segment)
-        file = self._disk.open_for_reading(segment.path)
+        path = segment.path
+        try:
+            file = self._disk.open_for_reading(path)
+        except FileNotFoundError:
+            if segment.path == path:
+                raise
+            file = self._disk.open_for_reading(segment.path)  # it was moved meanwhile
         with self._lock:
             if segment.is_deleted:  # the path may be that of the segment that replaced it
                 raise FileNotFoundError(errno.ENOENT, "segment was deleted", str(segment.path))

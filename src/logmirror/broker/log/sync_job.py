@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.segment import Segment
+    from logmirror.broker.log.shadow import Shadow
 
 
 class Seal(NamedTuple):
@@ -36,6 +37,7 @@ class SyncJob:
     tail: Segment
     tail_file: OpenFile
     tail_bytes: int
+    shadow: Shadow | None
     end_offset: int
     total_bytes: int
     """See `Unflushed`."""
@@ -60,6 +62,8 @@ class SyncJob:
                 disk.unlink(obsolete)
             obsolete = snapshot
         disk.sync(self.tail_file)
+        if self.shadow is not None:
+            self.shadow.sync()
         if self.new_names:
             disk.sync_folder(self.folder)
         if self.new_folder:

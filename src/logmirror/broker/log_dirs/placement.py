@@ -1,7 +1,8 @@
 """Which log directory holds which partition, and whether the directories belong together.
 
-A new partition goes to the directory with the fewest partitions, as in Kafka; of several, to the
-one that was given first. At a start a partition is found in whichever directory has its folder.
+A new partition goes to the directory that was requested for it before it existed (KIP-113), or to
+the one with the fewest partitions, as in Kafka; of several, to the one that was given first. At a
+start a partition is found in whichever directory has its folder.
 
 The database is in one of the directories, at first in the one that was given first. Each other one
 has a file with the cluster ID, `.logmirror/cluster-id`, so that directories of two brokers cannot
@@ -10,19 +11,24 @@ be mixed, and that a broker does not start empty without the directory of its da
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 PRIVATE: Final = ".logmirror"
 """The broker's own folder in each log directory."""
 
+_MAX_PREFERRED: Final = 100_000
 _DATABASE: Final = "broker.sqlite"
 _CLUSTER_ID: Final = "cluster-id"
+
+
+class PlaceError(CorruptionError):
+    """Two log directories have the same partition, and no move shows which one is right."""
 
 
 class LogDirs:
@@ -34,42 +40,66 @@ class LogDirs:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
+        self.by_name = {absolute(path): path for path in paths}
         self._counts = dict.fromkeys(self.paths, 0)
+        self.preferred: dict[tuple[str, int], Path] = {}
+        """Where partitions go that do not exist yet, by topic and partition."""
 
     def folders(self, topic: str) -> list[Path]:
         """Return the folders of a topic that exist."""
         return [path / topic for path in self.paths if (path / topic).exists()]
 
+    def having(self, topic: str, partition: int) -> list[Path]:
+        """Return the folders of a partition."""
+        found = [path / topic / str(partition) for path in self.paths]
+        return [folder for folder in found if folder.is_dir()]
+
     def find(self, topic: str, partition: int) -> Path:
         """Return the folder of an existing partition; a new one, if it has no records yet.
 
         Raises:
-            CorruptionError: Two directories have one.
+            PlaceError: Two directories have one.
         """
-        name = str(partition)
-        found = [path for path in self.paths if (path / topic / name).is_dir()]
+        found = self.having(topic, partition)
         if len(found) > 1:
-            raise CorruptionError(
+            raise PlaceError(
                 "a partition is in two log directories",
                 hint="stop the broker, and move one of the two folders out of its log directory",
                 partition=f"{topic}-{partition}",
-                paths=[str(path / topic / name) for path in found],
+                paths=[str(folder) for folder in found],
             )
         if not found:
             return self.place(topic, partition)
-        self._counts[found[0]] += 1
-        return found[0] / topic / name
+        self._counts[found[0].parent.parent] += 1
+        return found[0]
 
     def place(self, topic: str, partition: int) -> Path:
         """Return the folder for a new partition."""
-        path = min(self.paths, key=self._counts.__getitem__)
+        path = self.preferred.pop((topic, partition), None)
+        path = path or min(self.paths, key=self._counts.__getitem__)
         self._counts[path] += 1
         return path / topic / str(partition)
+
+    def prefer(self, topic: str, partition: int, name: str) -> None:
+        """Note the directory for a partition that does not exist yet; until the broker stops."""
+        path = self.by_name.get(name)
+        if path is not None and len(self.preferred) < _MAX_PREFERRED:
+            self.preferred[topic, partition] = path
+
+    def moved(self, old: Path, new: Path) -> None:
+        """Count a partition that was moved."""
+        self._counts[old.parent.parent] -= 1
+        self._counts[new.parent.parent] += 1
 
     def remove(self, folders: Iterable[Path]) -> None:
         """Count partitions that were deleted."""
         for folder in folders:
             self._counts[folder.parent.parent] -= 1
+
+
+def absolute(path: Path) -> str:
+    """Return the name of a log directory for clients: absolute, symbolic links not resolved."""
+    return str(Path.cwd() / path)
 
 
 def check_different(paths: Sequence[Path]) -> None:

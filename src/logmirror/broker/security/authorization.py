@@ -69,6 +69,7 @@ REQUIRED: Final[Mapping[int, Mapping[ResourceType, Operation]]] = {
         _CLUSTER: Operation.DESCRIBE_CONFIGS,
     },
     Api.ALTER_CONFIGS: {_TOPIC: Operation.ALTER_CONFIGS, _CLUSTER: Operation.ALTER_CONFIGS},
+    Api.ALTER_REPLICA_LOG_DIRS: {_CLUSTER: Operation.ALTER},
     Api.DESCRIBE_LOG_DIRS: {_CLUSTER: Operation.DESCRIBE},
     Api.SASL_AUTHENTICATE: {},
     Api.CREATE_PARTITIONS: {_TOPIC: Operation.ALTER},

@@ -1,0 +1,97 @@
+"""The broker's settings that a request may change while it runs (KIP-226).
+
+    replica.alter.log.dirs.io.max.bytes.per.second  limit of all moves between log directories
+    leader.replication.throttled.rate               stored and shown; there is no replication
+    follower.replication.throttled.rate             the same
+
+A value for this broker, under its ID, counts before one for all brokers, under the empty name.
+Kafka's tools set and delete these; the deletion of a setting that is not set succeeds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.broker.topic_configs import (
+    ConfigEntry,
+    ConfigSource,
+    ConfigType,
+    MalformedConfigError,
+    RefusedConfigError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOVE_RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
+_NO_LIMIT: Final = 2**63 - 1
+_SETTINGS: Final = {
+    MOVE_RATE: "Limit for the bytes per second of moves between log directories.",
+    "leader.replication.throttled.rate": "Without effect: there is no replication.",
+    "follower.replication.throttled.rate": "Without effect: there is no replication.",
+}
+
+
+class DynamicConfigs:
+    """The values that are set, of this broker and of all brokers. Runs on the event loop.
+
+    Args:
+        node_id: This broker.
+        stored: The stored values, by scope and name.
+    """
+
+    def __init__(self, node_id: int, stored: Mapping[tuple[str, str], str]) -> None:
+        self._own = str(node_id)
+        self._values = dict(stored)
+        self.when_changed: Callable[[], None] = lambda: None
+
+    def checked(
+        self, scope: str, changes: Mapping[str, str | None]
+    ) -> dict[tuple[str, str], str | None]:
+        """Return changes as they are stored; None: deleted.
+
+        Raises:
+            MalformedConfigError: A setting cannot be changed while the broker runs.
+            RefusedConfigError: It has another range.
+        """
+        found: dict[tuple[str, str], str | None] = {}
+        for name, value in changes.items():
+            if value is None:
+                found[scope, name] = None
+            elif name not in _SETTINGS:
+                raise MalformedConfigError(f"{name}: fixed when the broker starts")
+            elif not value.isascii() or not value.isdigit() or int(value) > _NO_LIMIT:
+                raise RefusedConfigError(f"{name}: bytes per second, 0 to {_NO_LIMIT}")
+            else:
+                found[scope, name] = value
+        return found
+
+    def apply(self, changes: Mapping[tuple[str, str], str | None]) -> None:
+        """Apply stored changes."""
+        for key, value in changes.items():
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = value
+        self.when_changed()
+
+    def rate(self, name: str) -> int | None:
+        """Return a limit in bytes per second; None: there is none."""
+        value = self._values.get((self._own, name)) or self._values.get(("", name))
+        return None if value is None or int(value) == _NO_LIMIT else int(value)
+
+    def entries(self, scope: str) -> list[ConfigEntry]:
+        """Return the settings as DescribeConfigs shows them; of all brokers: those that are set."""
+        found = []
+        for name, documentation in _SETTINGS.items():
+            own, default = self._values.get((self._own, name)), self._values.get(("", name))
+            if scope and own is not None:
+                value, source = own, ConfigSource.DYNAMIC_BROKER
+            elif default is not None:
+                value, source = default, ConfigSource.DYNAMIC_DEFAULT_BROKER
+            elif scope:
+                value, source = str(_NO_LIMIT), ConfigSource.DEFAULT
+            else:
+                continue
+            found.append(ConfigEntry(name, value, ConfigType.LONG, source, documentation))
+        return found

@@ -1,0 +1,167 @@
+"""Copies a segment to another folder, batch by batch, in steps of limited size.
+
+What is written is what was verified: each checksum and offset is checked in the buffer that is then
+written. A file has its final name only when it is complete and durable, except the copy of an open
+segment, which has it from the start, as the segment itself.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from logmirror.broker.log.batch_scan import Seen, scan
+from logmirror.broker.log.file_names import open_path
+from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logmirror.broker.log.disk import Disk, OpenFile
+    from logmirror.broker.log.segment import Segment
+
+_READ_BYTES: Final = 1024 * 1024
+PART: Final = ".part"
+"""At the end of the name of an incomplete copy."""
+
+
+class _Copying(Seen):
+    """Writes what a scan has verified."""
+
+    def __init__(self, disk: Disk, out: OpenFile, digest: xxhash.xxh3_128) -> None:
+        super().__init__()
+        self._disk, self._out = disk, out
+        self.digest = digest
+
+    def passed(self, data: memoryview) -> None:
+        self.digest.update(data)
+        self._disk.append(self._out, data)
+
+
+class SegmentCopy:
+    """The copy of one segment. Its methods block.
+
+    Args:
+        disk: The system calls.
+        segment: The segment.
+        folder: Where the copy is made.
+
+    Attributes:
+        source: The segment's file.
+        position: How many bytes are copied.
+        next_offset: The offset behind what is copied.
+        file: The copy.
+    """
+
+    def __init__(self, disk: Disk, segment: Segment, folder: Path) -> None:
+        self.segment, self._disk = segment, disk
+        self.source = disk.open_for_reading(segment.path)
+        self.position, self.next_offset = 0, segment.first
+        self._folder = folder
+        self._path = open_path(folder, segment.first)
+        if segment.is_sealed:
+            self._path = folder / f".{segment.path.name}{PART}"
+        disk.unlink(self._path)
+        self.file = disk.create(self._path)
+        self._digest = xxhash.xxh3_128()
+
+    def step(self, end: int, limit_bytes: int) -> int:
+        """Copy batches up to a position, about as many bytes as the limit; returns how many.
+
+        Args:
+            end: At most the segment's size when this was called, and where a batch ends.
+            limit_bytes: At least one batch is copied.
+
+        Raises:
+            CorruptionError: A batch is damaged.
+            OSError: A file could not be read or written.
+        """
+        begin, segment = self.position, self.segment
+        exact = segment.is_exact
+        # The first batch of a segment that came from an archive may begin before it.
+        expected = self.next_offset if exact or begin else 0
+        batches = scan(
+            self.source,
+            expected,
+            contiguous=exact,
+            start=begin,
+            end=end,
+            seen=_Copying(self._disk, self.file, self._digest),
+        )
+        for batch in batches:
+            self.position, self.next_offset = batch.end, batch.last_offset + 1
+            if self.position - begin >= limit_bytes:
+                break
+        batches.close()
+        if self.position == begin and begin < end:
+            raise CorruptionError(
+                "record batch is damaged; the partition stays where it is",
+                hint="restore the file from a backup and restart the broker",
+                path=str(segment.path),
+                position=begin,
+                offset=self.next_offset,
+            )
+        return self.position - begin
+
+    def sync(self) -> None:
+        """Make the copy durable.
+
+        Raises:
+            OSError: That failed.
+        """
+        self._disk.sync(self.file)
+
+    def finish(self) -> None:
+        """Make a complete copy of a sealed segment durable under its name; reads it once more.
+
+        It may have been sealed since the copy was begun.
+
+        Raises:
+            CorruptionError: The file does not hold what was written.
+            OSError: A file could not be read or written.
+        """
+        self.sync()
+        if (found := digest_of(self.file)) != self._digest.hexdigest():
+            raise CorruptionError(
+                "the copy of a segment differs from what was written",
+                path=str(self._path),
+                expected=self._digest.hexdigest(),
+                found=found,
+            )
+        self._disk.rename(self._path, self._folder / self.segment.path.name)
+
+
+def digest_of(file: OpenFile) -> str:
+    """Return the digest of a file. Blocks.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    digest, position, buffer = xxhash.xxh3_128(), 0, memoryview(bytearray(_READ_BYTES))
+    while count := os.preadv(file.fd, [buffer], position):
+        digest.update(buffer[:count])
+        position += count
+    return digest.hexdigest()
+
+
+def is_copied(disk: Disk, segment: Segment, folder: Path) -> bool:
+    """Whether a folder has a complete copy of a sealed segment, from before a restart. Blocks.
+
+    Both are read, and the segment's batches are verified.
+
+    Raises:
+        OSError: A file could not be read.
+    """
+    try:
+        copy = disk.open_for_reading(folder / segment.path.name)
+    except FileNotFoundError:
+        return False
+    if os.fstat(copy.fd).st_size != segment.size_bytes:
+        return False
+    file, seen = disk.open_for_reading(segment.path), Seen()
+    first = segment.first if segment.is_exact else 0
+    for _ in scan(file, first, contiguous=segment.is_exact, seen=seen):
+        pass
+    return seen.end == segment.size_bytes and seen.digest.hexdigest() == digest_of(copy)

@@ -1,0 +1,154 @@
+"""One move, and the folders that it makes and removes."""
+
+from __future__ import annotations
+
+import enum
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from logmirror import failpoints
+from logmirror.broker.log.file_names import open_path
+from logmirror.errors import LogmirrorError, UnavailableError
+
+if TYPE_CHECKING:
+    import asyncio
+    from pathlib import Path
+
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.log.segment import Segment
+    from logmirror.broker.log.shadow import Shadow
+    from logmirror.broker.moves.copying import SegmentCopy
+
+FUTURE: Final = "-future"
+DELETE: Final = "-delete"
+
+MoveRequest = tuple[tuple[bytes, int], "PartitionLog", "Path"]
+"""Topic ID and partition, the log, and its log directory; where it is: no move, or none any more.
+"""
+
+
+class MoveState(enum.Enum):
+    """Where a move is."""
+
+    COPYING = "copying"
+    FOLLOWING = "following"
+    MOVED = "moved"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """One move.
+
+    Attributes:
+        key: Topic ID and partition.
+        log: The partition's log.
+        target: The log directory.
+        nonce: Of the folder's name.
+        failure: Why it failed.
+        copied: The sealed segments in the copy.
+        names: The names of sealed segments in its folder.
+        copied_bytes: The size of the copy.
+        next_offset: The log end offset of the copy, as far as it is known.
+    """
+
+    key: tuple[bytes, int]
+    log: PartitionLog
+    target: Path
+    nonce: str
+    state: MoveState = MoveState.COPYING
+    failure: LogmirrorError | None = None
+    copied: set[Segment] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)
+    copied_bytes: int = 0
+    next_offset: int = 0
+    is_prepared: bool = False
+    is_durable: bool = False
+    """Following: everything that was copied before is durable."""
+
+    copy: SegmentCopy | None = None
+    """Of the segment that is being copied, or followed."""
+
+    shadow: Shadow | None = None
+    snapshot: Path | None = None
+    cleaning: asyncio.Task[None] | None = None
+
+    @property
+    def future(self) -> Path:
+        """The folder of the copy."""
+        folder = self.log.folder
+        return self.target / folder.parent.name / f"{folder.name}.{self.nonce}{FUTURE}"
+
+    @property
+    def lag(self) -> int:
+        """How many offsets the copy is behind the log."""
+        return 0 if self.state is MoveState.FOLLOWING else self.log.log_end - self.next_offset
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether its copy is one that may become the partition."""
+        return self.is_active or self.state is MoveState.FAILED
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is in progress."""
+        return self.state in {MoveState.COPYING, MoveState.FOLLOWING}
+
+
+def prepare(disk: Disk, move: Move) -> None:
+    """Make the folder of the copy. Blocks."""
+    future, name = move.future, move.log.folder.name
+    if (future.parent / name).exists():
+        raise UnavailableError(
+            "the log directory has a folder of this partition that does not belong to it",
+            hint="move the folder out of the log directory",
+            path=str(future.parent / name),
+        )
+    disk.make_folder(future)
+    for path in future.iterdir():
+        if path.name.startswith("."):
+            disk.unlink(path)
+        else:
+            move.names.add(path.name)
+    failpoints.reach("move.prepared")
+
+
+def make_durable(disk: Disk, move: Move, tail: Segment | None, names: set[str]) -> None:
+    """Remove what does not belong to the copy, and make the rest durable. Blocks."""
+    future, kept = move.future, set(names)
+    if tail is not None:
+        kept.add(open_path(future, tail.first).name)
+    if move.snapshot is not None:
+        kept.add(move.snapshot.name)
+    for path in future.iterdir():
+        if path.name not in kept:
+            disk.unlink(path)
+    if move.snapshot is not None:
+        disk.write_synced(future / move.snapshot.name, [move.snapshot.read_bytes()])
+    if move.copy is not None:
+        move.copy.sync()
+    for folder in (future, future.parent, move.target):
+        disk.sync_folder(folder)
+    failpoints.reach("move.durable")
+
+
+def finish_swap(disk: Disk, old: Path, new: Path, nonce: str) -> Path:
+    """Make a swap durable, and take the name from the old folder; returns its new one. Blocks."""
+    disk.sync_folder(new.parent)
+    disk.sync_folder(new.parent.parent)
+    gone = old.with_name(f"{old.name}.{nonce}{DELETE}")
+    failpoints.reach("move.named")
+    if old.exists():
+        disk.rename(old, gone)
+        disk.sync_folder(gone.parent)
+    failpoints.reach("move.freed")
+    return gone
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a copy, or what was copied, under a name that no start takes for a partition's."""
+    if path.exists():
+        shutil.rmtree(path)

@@ -1,0 +1,237 @@
+"""Goal: what fails during a move leaves the partition where it is, whole, and served.
+
+Method: the real log and moves on a model of disks (`moving_log`), whose target fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.runs.moving_log import KEY, ROW, Life, Rows, check, prepare, run
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.segment import Segment
+from logmirror.broker.log.segment_cache import SegmentCache
+from logmirror.broker.log.shadow import Shadow
+from logmirror.broker.log_dirs.placement import LogDirs, absolute
+from logmirror.broker.metadata import MoveRow
+from logmirror.broker.moves import mover
+from logmirror.broker.moves.copying import SegmentCopy
+from logmirror.broker.moves.leftovers import Leftovers
+from logmirror.broker.moves.move import MoveState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_RETRY_S", 0)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    for _ in range(20_000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError
+
+
+async def until_failed(life: Life) -> None:
+    await until(lambda: [move.state for move in life.moves.all] == [MoveState.FAILED])
+
+
+@pytest.mark.move("E7", "E47", "E48", "E93")
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(SegmentCopy, "step"), (SegmentCopy, "finish"), (SegmentCopy, "sync"), (Shadow, "append")],
+)
+def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
+    tmp_path, monkeypatch, owner, method
+):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+        with monkeypatch.context() as patch:
+            if owner is Shadow:  # as `append` does when the disk fails
+                patch.setattr(
+                    Shadow, "append", lambda own, _: setattr(own, "failure", OSError("full"))
+                )
+            else:
+                patch.setattr(owner, method, full)
+            await life.move("b")
+            for _ in range(200):
+                await asyncio.sleep(0)  # slower than the copy
+                if life.moves.all[0].state is MoveState.FOLLOWING:
+                    await life.write(1)
+        await until_failed(life)
+        assert life.place == "a"
+        assert life.log.shadow is None
+        assert life.log.failure is None
+        await life.write(5)
+        await life.move("b")
+        await life.quiet()
+        assert life.place == "b"
+        await life.write(5)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    assert life.acked == 2 * life.appended
+    assert [path.name for path in (tmp_path / "dirs").glob("*/t/*")] == ["0"]
+
+
+def survivors(life: Life, target: Path) -> None:
+    """Write what is certainly durable."""
+    life.disk.after_power_loss(target, keep=lambda _: 0, some=lambda: False)
+
+
+def test_a_flush_makes_the_shadow_durable_before_it_is_reported(tmp_path):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(5))
+    path = tmp_path / "dirs" / "b" / "shadow"
+
+    async def work() -> None:
+        await life.start()
+        await life.write(1)
+        await life.commits.flushed(life.log, life.log.log_end)
+        life.log.shadow = Shadow(life.disk, life.disk.create(path))
+        life.disk.sync_folder(path.parent)
+        await life.write(2)
+        await life.commits.flushed(life.log, life.log.log_end)
+        survivors(life, tmp_path / "left")
+        [tail] = (tmp_path / "left" / "a" / "t" / "0").glob(".*.open")
+        left = (tmp_path / "left" / "b" / "shadow").read_bytes()
+        assert left == path.read_bytes() != b""
+        assert tail.read_bytes().endswith(left)
+
+    assert not run(life, work)
+
+
+def test_the_first_flush_after_a_swap_makes_the_new_name_durable(tmp_path, monkeypatch):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(6))
+
+    async def never(*_: object) -> None:
+        """Instead of what makes it durable in the background."""
+
+    async def work() -> None:
+        await life.start()
+        await life.write(3)
+        monkeypatch.setattr(mover.Moves, "_clean", never)
+        await life.move("b")
+        await until(lambda: life.place == "b")
+        await life.write(1)
+        await life.commits.flushed(life.log, life.log.log_end)
+        survivors(life, tmp_path / "left")
+        found = [path.name for path in (tmp_path / "left" / "b" / "t").iterdir()]
+        assert found == ["0"]
+
+    assert not run(life, work)
+
+
+@pytest.mark.parametrize("how", ["compacted", "rolled", "not durable", "deleted", "begun"])
+def test_only_an_exact_copy_is_swapped(tmp_path, monkeypatch, how):
+    """Something keeps the swap from happening at once, and the log changes meanwhile."""
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(7))
+    busy = [True]
+    monkeypatch.setattr(GroupCommit, "is_busy", lambda *_: busy[0])
+
+    async def work() -> None:
+        await life.start()
+        await life.write(0 if how == "begun" else 10)
+        await life.move("b")
+        [move] = life.moves.all
+        await until(lambda: move.is_durable)
+        if how == "compacted":
+            [old, *_] = life.log.segments
+            path = life.log.folder / "copy"
+            path.write_bytes(old.path.read_bytes())
+            new = Segment(life.log.folder, old.first, old.next_offset, old.size_bytes)
+            old.path.unlink()
+            path.rename(new.path)
+            monkeypatch.setattr(SegmentCache, "replace", lambda *_: None)
+            assert life.log.replace([old], new, path)
+        elif how == "rolled":
+            life.log.roll()
+            await life.write(1)
+            await life.commits.flushed(life.log, life.log.log_end)
+        elif how == "begun":
+            await life.write(1)
+            await life.commits.flushed(life.log, life.log.log_end)
+        elif how == "deleted":
+            life.log.advance_start(life.log.segments[1].first)
+            assert life.log.take_deleted()
+        else:
+            move.is_durable = False
+        busy[0] = False
+        await asyncio.sleep(0)
+        if move.shadow is not None:
+            life.log.when_synced()
+        assert life.place == "a"
+        if how == "not durable":
+            move.is_durable = True
+        await life.quiet()
+        assert life.place == "b"
+        names = {segment.path.name for segment in life.log.segments if segment.is_sealed}
+        assert {path.name for path in life.log.folder.glob("[0-9]*")} == names
+        await life.moves.close()
+
+    assert not run(life, work)
+
+
+@pytest.mark.move("E94")
+def test_e94_a_source_that_fails_is_offline_and_its_copy_is_not_served(tmp_path):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+        await life.move("b")
+        life.log.take_offline(OSError("gone"))  # type: ignore[arg-type]  # any failure
+        await until_failed(life)
+        assert life.place == "a"
+        await life.moves.close()
+
+    assert not run(life, work)
+    assert not (tmp_path / "dirs/b/t/0").exists()
+
+
+@pytest.mark.move("E82")
+@pytest.mark.parametrize("places", [["a"], ["a", "c"]])
+def test_e82_a_move_to_a_directory_that_is_not_given_any_more_is_forgotten(tmp_path, places):
+    for name in places:
+        (tmp_path / name / "t" / "0").mkdir(parents=True)
+    dirs = LogDirs([tmp_path / "a", tmp_path / "c"])
+    rows = {KEY: MoveRow(*KEY, absolute(tmp_path / "b"), "0" * 32)}
+
+    found = Leftovers(dirs, Disk(), rows)
+    found.finish(ROW, 0)
+
+    assert found.unfinished == []
+    assert found.ended == ([KEY] if len(places) == 1 else [])
+
+
+def test_what_a_crash_left_of_other_moves_is_listed(tmp_path):
+    names = [f"0.{'0' * 32}-future", f"0.{'1' * 32}-future", f"0.{'2' * 32}-delete", "0.x-future"]
+    for name in names:
+        (tmp_path / "a" / "t" / name).mkdir(parents=True)
+    rows = {KEY: MoveRow(*KEY, absolute(tmp_path / "a"), "1" * 32)}
+
+    found = Leftovers(LogDirs([tmp_path / "a"]), Disk(), rows)
+    found.finish(ROW, 0)
+    found.list_others("t")
+
+    assert [row for row, _ in found.unfinished] == [rows[KEY]]
+    assert sorted(path.name for path in found.folders) == [names[0], names[2]]

@@ -1,0 +1,313 @@
+"""Goal: a partition changes its log directory while it is written and read, and nothing is lost.
+
+Method: a real broker with two directories; a raw client and librdkafka write and read. The names of
+tests are those of the statements of moves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from broker.moves.test_requests import BATCH, NONE, fill
+from kit.judges.clients import rows_by_librdkafka
+from kit.judges.partition_client import EARLIEST, LATEST, Appended, data_batch
+from kit.runs.bucket_load import PARTITIONS, Load, Reading, stored
+from kit.runs.cleaning import set_config
+from kit.runs.commands import wait_until
+from kit.tiers import KILLS, sized
+from logmirror.failpoints import MOVE_POINTS, VARIABLE
+from logmirror.wire.records import decode_reference
+
+if TYPE_CHECKING:
+    from kit.judges.partition_client import PartitionClient
+
+
+def contents(partition: PartitionClient) -> list[tuple[int, bytes | None]]:
+    found: list[tuple[int, bytes | None]] = []
+    offset = partition.list_offset(EARLIEST)[2]
+    while offset < partition.list_offset(LATEST)[2]:
+        response = partition.fetch(offset)
+        assert response.error_code == 0
+        records = decode_reference(response.records)
+        found += [(one.offset, one.value) for one in records if one.offset >= offset]
+        offset = found[-1][0] + 1
+    return found
+
+
+def lookups(partition: PartitionClient) -> list[object]:
+    """What lookups by time and by epoch return (E56, E57)."""
+    times = [1_700_000_000_000 + n for n in (0, 3, 99, 500)]
+    found = [partition.list_offset(at) for at in (EARLIEST, LATEST, -3, *times)]
+    return [*found, partition.end_of_epoch(), partition.fetch(0).high_watermark]
+
+
+@pytest.mark.move("E21", "E23", "E31", "E43", "E56", "E57", "E61")
+def test_e31_a_partition_moves_and_comes_back(dirs):
+    dirs.create("t")
+    dirs.create("empty")
+    fill(dirs, "t", 40)
+    with dirs.partition("t") as partition:
+        before, asked = contents(partition), lookups(partition)
+        files = {path.name: path.read_bytes() for path in (dirs.a / "t/0").glob("[0-9]*")}
+        for number, target in enumerate([dirs.b, dirs.a, dirs.b], 40):
+            dirs.move("t", target)
+            dirs.move("empty", target)
+            assert contents(partition) == before
+            assert lookups(partition) == asked
+            assert partition.produce(BATCH) == Appended(0, 100 * number)
+            before, asked = contents(partition), lookups(partition)
+        found = {path.name: path.read_bytes() for path in (dirs.b / "t/0").glob("[0-9]*")}
+        assert {name: found[name] for name in files} == files
+        dirs.broker.kill()
+        dirs.broker.start()
+    with dirs.partition("t") as partition, dirs.partition("empty") as empty:
+        assert contents(partition) == before
+        assert empty.produce(BATCH) == Appended(0, 0)
+    dirs.wait_in("t", dirs.b)
+    dirs.wait_in("empty", dirs.b)
+    dirs.wait_clean("t", "b/0")
+    dirs.wait_clean("empty", "b/0")
+
+
+@pytest.mark.slow
+@pytest.mark.move("E51", "E52", "E54", "E58", "E63")
+@pytest.mark.parametrize("retries", [0, 2**31 - 1])
+def test_e51_producers_and_consumers_notice_nothing(dirs, retries):
+    dirs.create("t", PARTITIONS, segment_bytes="300000")
+    options = {"enable.idempotence": retries > 0, "retries": retries, "acks": "all"}
+    with (
+        Reading(dirs.bootstrap, "t") as reading,
+        Load(dirs.bootstrap, "t", **options) as load,
+        dirs.client() as client,
+    ):
+        load.wait_for(500)
+        for number in range(sized(4, 8, 40)):
+            target = (dirs.b, dirs.a)[number % 2]
+            codes = client.move({target: {"t": tuple(range(PARTITIONS))}})
+            assert set(codes.values()) == {NONE}
+            for partition in range(PARTITIONS):
+                dirs.wait_in("t", target, partition)
+            load.wait_for(100)
+        load.stop()
+        assert load.flush() == 0
+        assert load.failures == []
+        reading.wait_for(load.sent)
+    assert reading.errors == []
+    assert reading.found() == load.acked
+    assert stored(dirs.broker, "t") == load.acked
+    assert len(load.acked) == load.sent
+    dirs.broker.kill()
+    dirs.broker.start()
+    assert stored(dirs.broker, "t") == load.acked
+
+
+@pytest.mark.move("E52", "E53")
+def test_e53_a_transaction_and_sequences_survive_the_swap(dirs):
+    dirs.create("t")
+    fill(dirs, "t", 30)
+    producers = [
+        Producer({"bootstrap.servers": dirs.bootstrap, "transactional.id": name})
+        for name in ("committed", "aborted")
+    ]
+    for producer in producers:
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce("t", b"before")
+        producer.flush(20)
+    with dirs.partition("t") as partition:
+        first = data_batch(2, producer_id=77, epoch=0, sequence=0)
+        assert partition.produce(first) == Appended(0, 3_002)
+        stable = partition.list_offset(LATEST, isolation=1)
+        assert stable[2] == 3_000
+        dirs.move("t", dirs.b)
+        assert partition.list_offset(LATEST, isolation=1) == stable
+        assert partition.produce(first) == Appended(0, 3_002), "a duplicate"
+        second = data_batch(1, producer_id=77, epoch=0, sequence=2)
+        assert partition.produce(second) == Appended(0, 3_004)
+    for producer in producers:
+        producer.produce("t", b"after")
+    producers[0].commit_transaction(20)
+    producers[1].abort_transaction(20)
+    rows = list(rows_by_librdkafka(dirs.bootstrap, "t"))
+    assert [row.value for row in rows[3_000:]].count(b"before") == 1
+    assert [row.value for row in rows[3_000:]].count(b"after") == 1
+    dirs.broker.kill()
+    dirs.broker.start()
+    assert list(rows_by_librdkafka(dirs.bootstrap, "t")) == rows
+
+
+@pytest.mark.move("E32", "E33", "E34", "E35", "E36", "E37")
+@pytest.mark.parametrize("to", [150, 2_450, 6_000])
+def test_e35_records_that_are_deleted_during_a_move_stay_deleted(dirs, to):
+    dirs.create("t")
+    fill(dirs, "t")
+    dirs.limit(1)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert client.move_one("t", dirs.b) == NONE
+        wait_until(lambda: client.where("t")[str(dirs.b)].size_bytes > 0, what=lambda: "bytes")
+        began = time.monotonic()
+        assert partition.delete_records(to) == (0, to)
+        assert time.monotonic() - began < 5  # Kafka's waits for the copy
+        dirs.limit(None)
+        dirs.wait_in("t", dirs.b)
+        assert partition.list_offset(EARLIEST)[2] == to
+        assert partition.log_end == 6_000
+        assert [offset for offset, _ in contents(partition)] == [*range(to, 6_000)]
+        assert partition.fetch(to - 1).error_code == 1
+        dirs.move("t", dirs.a)  # a log start above 0
+        assert partition.list_offset(EARLIEST)[2] == to
+        assert partition.produce(BATCH) == Appended(0, 6_000)
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert partition.list_offset(EARLIEST)[2] == to
+        assert [offset for offset, _ in contents(partition)] == [*range(to, 6_100)]
+
+
+@pytest.mark.move("E34", "E66", "E88")
+def test_e66_retention_and_settings_apply_during_a_move(dirs):
+    dirs.create("t")
+    fill(dirs, "t")
+    dirs.limit(0)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert client.move_one("t", dirs.b) == NONE
+        set_config(dirs.bootstrap, "t", "retention.bytes", str(20 * len(BATCH)))
+        wait_until(
+            lambda: partition.list_offset(EARLIEST)[2] > 2_000,
+            what=lambda: f"retention: {partition.list_offset(EARLIEST)}",
+            timeout_s=60,
+        )
+        assert client.where("t")[str(dirs.b)].is_future
+        dirs.limit(None)
+        dirs.wait_in("t", dirs.b)
+        start = partition.list_offset(EARLIEST)[2]
+        assert [offset for offset, _ in contents(partition)] == [*range(start, 6_000)]
+        set_config(dirs.bootstrap, "t", "retention.bytes", str(5 * len(BATCH)))
+        wait_until(lambda: partition.list_offset(EARLIEST)[2] > start, what=lambda: "retention")
+
+
+@pytest.mark.move("E38", "E39", "E62")
+def test_e38_a_compacted_partition_keeps_its_gaps(dirs):
+    settings = {"min_cleanable_dirty_ratio": "0", "segment_ms": "300"}
+    dirs.create("t", cleanup_policy="compact", **settings)
+    producer = Producer({"bootstrap.servers": dirs.bootstrap})
+    for number in range(3_000):
+        producer.produce("t", key=b"%d" % (number % 7), value=b"%d" % number)
+    assert producer.flush(30) == 0
+    with dirs.partition("t") as partition:
+        wait_until(
+            lambda: len(contents(partition)) < 1_000,
+            what=lambda: f"compaction: {len(contents(partition))}",
+            timeout_s=60,
+        )
+        dirs.move("t", dirs.b)
+        found = contents(partition)
+        assert {value for _, value in found[-7:]} == {b"%d" % n for n in range(2_993, 3_000)}
+        assert partition.log_end >= 3_000
+
+
+@pytest.mark.slow
+@pytest.mark.move("E85", *(f"E{number}" for number in range(67, 77)))
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, point, monkeypatch):
+    dirs.create("t")
+    fill(dirs, "t")
+    with dirs.partition("t") as partition:
+        before = contents(partition)
+    dirs.broker.kill()
+    monkeypatch.setenv(VARIABLE, point)
+    dirs.broker.start()
+    monkeypatch.delenv(VARIABLE)
+    with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
+        assert client.move_one("t", dirs.b) == NONE
+    wait_until(lambda: not dirs.broker.alive, what=lambda: f"a kill at {point}")
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert contents(partition) == before
+        assert partition.produce(BATCH) == Appended(0, 6_000)
+    dirs.wait_in("t", dirs.b)
+    dirs.wait_clean("t", "b/0")
+
+
+@pytest.mark.slow
+@pytest.mark.thinned
+@pytest.mark.move("E85", "E59")
+def test_e85_kills_at_random_moments_lose_nothing(dirs):
+    dirs.create("t", PARTITIONS)
+    chance = random.Random(85)
+    with Load(dirs.bootstrap, "t", **{"enable.idempotence": True}) as load:
+        load.wait_for(500)
+        for number in range(KILLS):
+            target = (dirs.b, dirs.a)[number % 2]
+            with dirs.client() as client:
+                codes = client.move({target: {"t": tuple(range(PARTITIONS))}})
+                assert set(codes.values()) == {NONE}
+            time.sleep(chance.random() * chance.choice([0.02, 0.2]))
+            dirs.broker.kill()
+            dirs.broker.start()
+            for partition in range(PARTITIONS):
+                dirs.wait_in("t", target, partition)
+            load.wait_for(100)
+    assert load.flush() == 0
+    assert load.failures == []
+    assert stored(dirs.broker, "t") == load.acked
+    assert [name for name in dirs.names("t") if "-" in name] == []
+
+
+@pytest.mark.move("E44", "E49", "E100")
+def test_e100_a_request_for_many_partitions_copies_nothing(dirs):
+    count = sized(300, 300, 5_000)
+    dirs.create("t", count)
+    producer = Producer({"bootstrap.servers": dirs.bootstrap})
+    for number in range(count):
+        producer.produce("t", b"%d" % number, partition=number)
+    assert producer.flush(60) == 0
+    dirs.limit(0)
+    files = Path(f"/proc/{dirs.broker.pid}/fd")
+    before = len(list(files.iterdir()))
+    with dirs.client() as client:
+        began = time.monotonic()
+        codes = client.move({dirs.b: {"t": tuple(range(count))}})
+        assert set(codes.values()) == {NONE}
+        assert time.monotonic() - began < 10  # the timeout of Kafka's tool
+        assert len(list(files.iterdir())) < before + 40
+        dirs.limit(None)
+        for number in range(count):
+            dirs.wait_in("t", dirs.b, number)
+
+
+@pytest.mark.slow
+@pytest.mark.move("E90", "E91")
+def test_e90_the_limit_holds_and_a_change_applies_at_once(dirs):
+    dirs.create("t", segment_bytes="100000")
+    producer = Producer({"bootstrap.servers": dirs.bootstrap, "batch.size": 10_000})
+    for number in range(6_000):
+        producer.produce("t", random.Random(number).randbytes(1_000))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    rate = 400_000
+    dirs.limit(rate)
+    with dirs.client() as client:
+        assert client.move_one("t", dirs.b) == NONE
+        wait_until(lambda: client.where("t")[str(dirs.b)].size_bytes > 0, what=lambda: "bytes")
+
+        def size() -> tuple[float, int]:
+            return time.monotonic(), client.where("t")[str(dirs.b)].size_bytes
+
+        (began, first), _, (ended, last) = size(), time.sleep(5), size()
+        assert 0.8 * rate < (last - first) / (ended - began) < 1.2 * rate
+        dirs.limit(0)
+        time.sleep(0.5)
+        stopped = size()[1]
+        time.sleep(1)
+        assert size()[1] == stopped
+        dirs.limit(None)
+    dirs.wait_in("t", dirs.b)

@@ -1,0 +1,138 @@
+"""Goal: no power loss, cancellation or new target at any moment of a move loses, repeats or revives
+a record.
+
+Method: the real log, its flushes, the moves and a start run on a model of disks that knows what is
+durable (`moving_log`). Before a call of the disk, the power fails, or a request comes. Of what was
+not flushed, anything may survive. The next start must find every acknowledged record once, in
+order, in one place, and complete the move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.runs.moving_log import Life, Rows, check, prepare, run, scenario
+from kit.tiers import sized
+from logmirror.broker.log_dirs.placement import absolute
+from logmirror.broker.moves import mover
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CALLS = sized(20, 60, 10_000)
+"""Before how many calls of the disk of each run."""
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_RETRY_S", 0)
+
+
+def calls(folder: Path, seed: int) -> list[int]:
+    """Numbers of calls of the disk, of all that an undisturbed run makes."""
+    whole = Life(prepare(folder), Rows(), random.Random(seed))
+    assert not run(whole, lambda: scenario(whole))
+    check(whole)
+    assert not whole.rows.rows
+    assert whole.disk.count > 150
+    found = list(range(1, whole.disk.count + 1))
+    return random.Random(seed).sample(found, min(CALLS, len(found)))
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E67", "E68", "E69", "E71", "E72", "E73", "E74", "E75", "E76", "E81")
+@pytest.mark.parametrize("seed", range(sized(4, 12, 30)))
+def test_e67_a_power_loss_before_any_call_loses_nothing(tmp_path, seed):
+    for call in calls(tmp_path / "all", seed):
+        lose_power(tmp_path / str(call), seed, call)
+
+
+def lose_power(folder: Path, seed: int, call: int) -> None:
+    root, later = prepare(folder / "before"), folder / "after"
+    rows, chance = Rows(), random.Random(f"{seed} {call}")
+    life = Life(root, rows, random.Random(seed))
+    life.crash_at = call
+    assert run(life, lambda: scenario(life))
+    wanted = [row.target.replace(str(root), str(later)) for row in rows.rows.values()]
+    mood = chance.choice([0.0, 0.5, 1.0])
+    life.disk.after_power_loss(
+        later,
+        keep=lambda n: chance.randint(0, n) if mood == 0.5 else round(mood * n),
+        some=lambda: chance.random() < mood,
+    )
+    rows.rows = {
+        key: row._replace(target=row.target.replace(str(root), str(later)))
+        for key, row in rows.rows.items()
+    }
+    after = Life(later, rows, chance, appended=life.appended, acked=life.acked)
+
+    async def again() -> None:
+        await after.start()
+        check(after)
+        await after.quiet()
+        check(after)
+        await after.moves.close()
+
+    assert not run(after, again)
+    assert not rows.rows
+    names = [path.name for path in later.glob("*/t/*")]
+    assert names in ([], ["0"]), names
+    if wanted:
+        assert absolute(after.log.folder.parent.parent) == wanted[0]
+    shutil.rmtree(folder)
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E20", "E87")
+@pytest.mark.parametrize("how", ["cancelled", "redirected", "redirected and cancelled"])
+@pytest.mark.parametrize("seed", range(sized(2, 4, 10)))
+def test_e20_a_request_before_any_call_leaves_one_whole_partition(tmp_path, seed, how):
+    for call in calls(tmp_path / "all", seed):
+        interrupt(tmp_path / str(call), seed, call, how)
+
+
+def interrupt(folder: Path, seed: int, call: int, how: str) -> None:
+    life = Life(prepare(folder), Rows(), random.Random(seed))
+    requests: list[asyncio.Task[None]] = []
+    wanted = [""]
+
+    async def request() -> None:
+        async with life.moves.turn:
+            if "redirected" in how:
+                wanted[0] = next(name for name in "abc" if name != life.place)
+                await life.move(wanted[0])
+            if "cancelled" in how:
+                wanted[0] = life.place
+                await life.move(wanted[0])
+
+    async def work() -> None:
+        await life.start()
+        await life.write(5)
+        writing = asyncio.ensure_future(life.write(30))
+        for target in ("b", "c", "a"):
+            async with life.moves.turn:
+                if requests:
+                    break
+                await life.move(target)
+            await life.quiet()
+        await writing
+        await asyncio.wait(requests)
+        requests[0].result()
+        await life.quiet()
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.moves.close()
+
+    life.act_at = call
+    life.act = lambda: requests.append(asyncio.ensure_future(request()))
+    assert not run(life, work)
+    check(life)
+    assert life.acked == life.log.log_end == 2 * life.appended
+    assert life.place == wanted[0]
+    assert [path.name for path in folder.glob("*/t/*")] == ["0"]
+    assert not life.rows.rows
+    shutil.rmtree(folder)

@@ -1,0 +1,244 @@
+"""Goal: AlterReplicaLogDirs and DescribeLogDirs respond as KIP-113 says and as Apache Kafka does.
+
+Method: a raw client, in each version. The names of tests are those of the statements of moves.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.judges.log_dirs_client import LogDirsClient
+from kit.judges.partition_client import Appended, data_batch
+from kit.runs.commands import wait_until
+
+if TYPE_CHECKING:
+    from broker.moves.conftest import TwoDirs
+
+NONE, UNKNOWN, INVALID_TOPIC, STORAGE, NO_DIR = 0, 3, 17, 56, 57
+BATCH = data_batch(100)
+
+
+def fill(dirs: TwoDirs, topic: str, count: int = 60) -> None:
+    with dirs.partition(topic) as partition:
+        for number in range(count):
+            assert partition.produce(BATCH) == Appended(0, 100 * number)
+
+
+@pytest.fixture
+def held(dirs: TwoDirs) -> TwoDirs:
+    """With a topic `t`, whose move stays in progress until the limit is deleted."""
+    dirs.create("t")
+    fill(dirs, "t")
+    dirs.limit(1)
+    return dirs
+
+
+@pytest.mark.move("E1", "E2", "E26")
+def test_e02_only_the_names_of_directories_are_accepted(dirs, tmp_path, monkeypatch):
+    dirs.create("t")
+    (tmp_path / "link").symlink_to(dirs.b)
+    monkeypatch.chdir(tmp_path)
+    with dirs.client() as client:
+        for path in (f"{dirs.b}/", f"{tmp_path}/./b", tmp_path / "link", "b", tmp_path / "c", ""):
+            assert client.move_one("t", path) == NO_DIR, path
+        assert client.where("t") == {str(dirs.a): (0, 0, False)}
+        assert client.move_one("t", str(dirs.b)) == NONE
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.move("E3", "E4")
+def test_e03_a_partition_is_created_where_it_was_requested(dirs):
+    with dirs.client() as client:
+        assert client.move({dirs.b: {"new": (0, 2)}, dirs.a: {"new": (1,)}}) == {
+            ("new", 0): UNKNOWN,
+            ("new", 2): UNKNOWN,
+            ("new", 1): UNKNOWN,
+        }
+        dirs.create("other")
+        assert client.move({dirs.b: {"other": (7, 0, -1)}}) == {
+            ("other", 7): UNKNOWN,
+            ("other", 0): NONE,
+            ("other", -1): UNKNOWN,
+        }
+        from kit.servers.kafka import create_topic  # noqa: PLC0415  # without a directory
+
+        create_topic(dirs.bootstrap, "new", 3, {})
+        places = [[*client.where("new", number)] for number in range(3)]
+        assert places == [[str(dirs.b)], [str(dirs.a)], [str(dirs.b)]]
+
+
+@pytest.mark.move("E5", "E19")
+def test_e05_a_partition_that_is_there_is_not_moved(dirs):
+    dirs.create("t")
+    with dirs.client() as client:
+        assert client.move_one("t", dirs.a) == NONE
+        assert client.move({}) == {}
+        assert client.where("t") == {str(dirs.a): (0, 0, False)}
+    assert dirs.names("t") in ([], ["data/0"])
+
+
+@pytest.mark.move("E6", "E10", "E22", "E89")
+def test_e06_the_same_target_twice_is_one_move(held):
+    with held.client() as client:
+        assert client.move_one("t", held.b) == NONE
+        wait_until(lambda: len(held.names("t")) == 2, what=lambda: "the copy")
+        names = held.names("t")
+        assert client.move_one("t", held.b) == NONE
+        assert client.move_one("t", held.b.parent / "none") == NO_DIR
+        wait_until(lambda: client.where("t")[str(held.b)].size_bytes > 0, what=lambda: "bytes")
+        found = client.where("t")
+        assert found[str(held.a)] == (60 * len(BATCH), 0, False)
+        size, lag, is_future = found[str(held.b)]
+        assert is_future
+        assert 0 < size < 60 * len(BATCH)
+        assert lag == 6_000 - 100 * (size // len(BATCH))
+        assert held.names("t") == names
+    held.limit(None)
+    held.wait_in("t", held.b)
+    held.wait_clean("t", "b/0")
+
+
+@pytest.mark.move("E9", "E86", "E88")
+def test_e09_the_current_directory_cancels_a_move(held):
+    with held.client() as client:
+        assert client.move_one("t", held.b) == NONE
+        wait_until(lambda: len(held.names("t")) == 2, what=lambda: "the copy")
+        assert client.move_one("t", held.a) == NONE
+        assert client.where("t") == {str(held.a): (60 * len(BATCH), 0, False)}
+        held.wait_clean("t", "data/0")
+        assert client.move_one("t", held.a) == NONE
+    held.broker.kill()
+    held.broker.start()
+    held.wait_in("t", held.a)
+    held.limit(None)
+    held.move("t", held.b)
+
+
+@pytest.mark.move("E11", "E12", "E13", "E17", "E18")
+def test_e11_the_last_of_several_targets_counts(dirs):
+    dirs.create("t", 3)
+    with dirs.client() as client:
+        found = client.move(
+            {dirs.b: {"t": (0, 1)}, "/none": {"t": (2,)}, dirs.a: {"t": (0,)}}, version=1
+        )
+        assert found == {("t", 0): NONE, ("t", 1): NONE, ("t", 2): NO_DIR}
+        dirs.wait_in("t", dirs.b, 1)
+        assert [*client.where("t", 0)] == [str(dirs.a)]
+
+    def ask(target: object) -> None:
+        with LogDirsClient(dirs.bootstrap) as own:
+            for _ in range(20):
+                assert own.move_one("t", str(target), 2) == NONE
+
+    threads = [threading.Thread(target=ask, args=(one,)) for one in (dirs.b, dirs.a, dirs.b)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with dirs.client() as client:
+        wait_until(lambda: len(client.where("t", 2)) == 1, what=lambda: f"{client.where('t', 2)}")
+        assert client.move_one("t", dirs.b, 2) == NONE
+    dirs.wait_in("t", dirs.b, 2)
+    wait_until(
+        lambda: not [name for name in dirs.names("t") if "-" in name], what=lambda: "no copies"
+    )
+
+
+@pytest.mark.move("E14")
+def test_e14_a_name_that_is_too_long_for_a_copy_is_refused(dirs):
+    with dirs.client() as client:
+        assert client.move_one("n" * 213, dirs.b) == UNKNOWN
+        assert client.move_one("n" * 214, dirs.b) == INVALID_TOPIC
+
+
+@pytest.mark.move("E15", "E24", "E95")
+def test_e15_nothing_moves_while_a_directory_is_offline(dirs, tmp_path):
+    dirs.create("t")
+    dirs.b.rename(tmp_path / "away")
+    with dirs.client() as client:
+        assert client.move_one("t", dirs.b) == STORAGE
+        assert client.move_one("t", dirs.a) == NONE
+    (tmp_path / "away").rename(dirs.b)
+    dirs.move("t", dirs.b)
+
+
+@pytest.mark.move("E7", "E30", "E46")
+@pytest.mark.parametrize("how", ["requested", "restarted"])
+def test_e46_damage_in_the_source_fails_the_move_which_begins_again(dirs, how):
+    dirs.create("t")
+    fill(dirs, "t")
+    [path, *_] = sorted((dirs.a / "t" / "0").glob("[0-9]*.batches"))
+    sound = path.read_bytes()
+    damaged = bytearray(sound)
+    damaged[len(BATCH) + 200] ^= 1
+    path.write_bytes(damaged)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert client.move_one("t", dirs.b) == NONE
+        log = dirs.broker.log
+        wait_until(lambda: "failed" in log.read_text(), what=lambda: "a failed move")
+        assert path.name in log.read_text()
+        assert f"position={len(BATCH)}" in log.read_text()
+        size, lag, is_future = client.where("t")[str(dirs.b)]
+        assert (size, lag, is_future) == (len(BATCH), 5_900, True)
+        assert partition.produce(BATCH) == Appended(0, 6_000)
+        path.write_bytes(sound)
+        if how == "requested":
+            assert client.move_one("t", dirs.b) == NONE
+    if how == "restarted":
+        dirs.broker.kill()
+        dirs.broker.start()
+    dirs.wait_in("t", dirs.b)
+    dirs.wait_clean("t", "b/0")
+
+
+@pytest.mark.move("E64")
+def test_e64_a_topic_that_moves_is_deleted_with_its_copies(held):
+    from kit.servers.kafka import delete_topic  # noqa: PLC0415  # only here
+
+    with held.client() as client:
+        assert client.move_one("t", held.b) == NONE
+        wait_until(lambda: len(held.names("t")) == 2, what=lambda: "the copy")
+    delete_topic(held.bootstrap, "t")
+    assert held.names("t") == []
+    held.create("t")
+    fill(held, "t", 3)
+    held.broker.kill()
+    held.broker.start()
+    held.wait_in("t", held.a)
+
+
+@pytest.mark.move("E80")
+def test_e80_two_folders_without_a_move_take_only_that_partition_offline(dirs):
+    dirs.create("t")
+    dirs.create("u")
+    fill(dirs, "t", 3)
+    fill(dirs, "u", 3)
+    dirs.broker.kill()
+    shutil.copytree(dirs.a / "t", dirs.b / "t")
+    dirs.broker.start()
+    with dirs.client() as client, dirs.partition("t") as bad, dirs.partition("u") as good:
+        assert bad.produce(BATCH).error == STORAGE
+        assert client.where("t") == {}
+        assert client.move_one("t", dirs.b) == STORAGE
+        assert good.produce(BATCH) == Appended(0, 300)
+    log = dirs.broker.log.read_text()
+    assert str(dirs.a / "t" / "0") in log
+    assert str(dirs.b / "t" / "0") in log
+
+
+@pytest.mark.move("E77", "E78", "E83")
+def test_e83_folders_of_no_move_are_removed_and_others_left_alone(dirs):
+    dirs.create("t")
+    fill(dirs, "t", 3)
+    dirs.broker.kill()
+    for name in (f"0.{'0' * 32}-future", f"0.{'a' * 32}-delete", "0.x-future"):
+        (dirs.b / "t" / name).mkdir(parents=True)
+    dirs.broker.start()
+    dirs.wait_clean("t", "b/0.x-future", "data/0")
+    fill_more = dirs.partition("t")
+    with fill_more as partition:
+        assert partition.produce(BATCH) == Appended(0, 300)

@@ -1,0 +1,143 @@
+"""Apache Kafka's own tools show the log directories, and move partitions between them.
+
+Method: the broker runs as its user starts it; the tools of each release run as their users run
+them, and their texts are compared. The names of tests are those of the statements of moves.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from broker.moves.test_requests import fill
+from broker.test_log_dirs import start, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from broker.moves.conftest import TwoDirs
+    from kit.servers.apache import ApacheTools
+
+pytestmark = pytest.mark.slow
+
+
+def described(tools: ApacheTools, bootstrap: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What `kafka-log-dirs --describe` prints, by log directory."""
+    at = ("--bootstrap-server", bootstrap, "--describe", *arguments)
+    lines = tools.run("kafka-log-dirs", *at).stdout.splitlines()
+    [found] = [json.loads(line) for line in lines if line.startswith("{")]
+    [broker] = found["brokers"]
+    return {one["logDir"]: one for one in broker["logDirs"]}
+
+
+def sizes(found: dict[str, Any]) -> dict[str, int]:
+    assert {(one["offsetLag"], one["isFuture"]) for one in found["partitions"]} <= {(0, False)}
+    return {one["partition"]: one["size"] for one in found["partitions"]}
+
+
+@pytest.mark.move("E21", "E24", "E26", "E97")
+def test_e21_every_log_directory_is_shown_under_the_name_that_was_given(apache_tools, tmp_path):
+    places = [tmp_path / name for name in ("a", "b c", "ü")]
+    linked = tmp_path / "link"
+    linked.symlink_to(tmp_path)
+    gone = tmp_path / "gone"
+    with start(*places, linked / "d", gone, topics={"orders": 4}) as kafka:
+        write(kafka, "orders", 4)
+        found = described(apache_tools, kafka.bootstrap_servers)
+        places.append(linked / "d")
+        assert found.keys() == {*map(str, places), str(gone)}
+        assert {one["error"] for one in found.values()} == {None}
+        assert sizes(found[str(gone)]) == {}
+        names = []
+        for path in places:
+            [(name, size)] = sizes(found[str(path)]).items()
+            names.append(name)
+            folder = path / "orders" / name.rpartition("-")[2]
+            assert size == sum(file.stat().st_size for file in folder.glob(".*.open")) > 0
+        assert sorted(names) == [f"orders-{number}" for number in range(4)]
+
+        gone.rename(tmp_path / "away")
+        found = described(apache_tools, kafka.bootstrap_servers, "--topic-list", "orders,none")
+        assert "KafkaStorageException" in found.pop(str(gone))["error"]
+        assert sorted(name for one in found.values() for name in sizes(one)) == sorted(names)
+
+
+@pytest.mark.move("E26", "E97")
+def test_e97_a_log_directory_in_a_bucket_is_shown(apache_tools, embedded_in_bucket, topic_name):
+    found = described(apache_tools, embedded_in_bucket.bootstrap)
+    assert list(found) == [embedded_in_bucket.bucket.url]
+
+
+def test_no_reassignment_is_in_progress(apache_tools, embedded):
+    at = ("--bootstrap-server", embedded.bootstrap)
+    found = apache_tools.run("kafka-reassign-partitions", *at, "--list").stdout
+    assert found.strip() == "No partition reassignments found."
+
+
+class Plan:
+    """A plan of moves, and the tool that carries it out."""
+
+    def __init__(self, tools: ApacheTools, dirs: TwoDirs, path: Path, target: Path) -> None:
+        self._tools, self._path = tools, path
+        self._at = ("--bootstrap-server", dirs.bootstrap)
+        partitions = [
+            {"topic": "t", "partition": number, "replicas": [1], "log_dirs": [str(target)]}
+            for number in (0, 1)
+        ]
+        path.write_text(json.dumps({"version": 1, "partitions": partitions}))
+
+    def run(self, *action: str) -> list[str]:
+        """Run an action; returns what it prints."""
+        plan = ("--reassignment-json-file", str(self._path))
+        found = self._tools.run("kafka-reassign-partitions", *self._at, *plan, *action)
+        return found.stdout.splitlines()
+
+
+@pytest.mark.move("E86", "E89", "E92", "E96")
+def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_path):
+    dirs.create("t", 2)
+    fill(dirs, "t")
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
+
+    begun = plan.run("--execute", "--replica-alter-log-dirs-throttle", "1")
+    assert "Successfully started partition reassignments for t-0,t-1" in begun
+    for number in (0, 1):
+        assert f"Successfully started moving log directory to {dirs.b} for replica t-{number}" in (
+            line.rpartition(" with broker 1")[0] for line in begun
+        )
+    assert "The replica-alter-dir throttle limit was set to 1 B/s" in begun
+    dirs.wait_in("t", dirs.b, 1)  # it is empty
+    found = plan.run("--verify")
+    assert "Reassignment of replica t-0-1 is still in progress." in found
+    assert "Reassignment of replica t-1-1 completed successfully." in found
+    assert not [line for line in found if "throttle" in line.lower()]
+    with dirs.client() as client:
+        assert client.where("t")[str(dirs.b)].is_future
+
+    cancelled = plan.run("--cancel")
+    assert "None of the specified partition reassignments are active." in cancelled
+    back = f"Successfully started moving log directory to {dirs.a} for replica t-0 with broker 1 "
+    assert back in cancelled
+    assert "Clearing broker-level throttles on broker 1" in cancelled
+    found = plan.run("--verify")
+    expected = f"Partition t-0 on broker 1 is not being moved from log dir {dirs.a} to {dirs.b}."
+    assert expected in found
+    again = plan.run("--cancel")
+    assert not [line for line in again if "Successfully started" in line]
+
+    plan.run("--execute")
+    dirs.wait_in("t", dirs.b)
+    found = plan.run("--verify")
+    assert "Reassignment of replica t-0-1 completed successfully." in found
+    assert "Clearing topic-level throttles on topic t" in found
+    dirs.wait_clean("t", "b/0", "b/1")
+
+
+@pytest.mark.move("E1")
+def test_the_tool_names_a_directory_that_does_not_exist(apache_tools, dirs, tmp_path):
+    dirs.create("t", 2)
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", tmp_path / "none")
+    with pytest.raises(RuntimeError, match="LogDirNotFoundException"):
+        plan.run("--execute")

@@ -1,0 +1,216 @@
+"""A disk of whole folder trees that can lose power before any call, and records what is durable.
+
+As `faulty_disk`, for several folders and folders within them: the bytes of each file up to its last
+fsync and any part of the later ones, and the names of each folder as of its last fsync, with or
+without each later change. A change of one folder's names survives or not, independently of those of
+other folders.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kit.fakes.faulty_disk import PowerLossError
+from logmirror.broker.log.disk import Disk, OpenFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    Node = "_File | _Folder"
+
+
+@dataclass(eq=False)
+class _File:
+    durable: bytes = b""
+    open: OpenFile | None = None
+    """Keeps the bytes, whatever becomes of the names."""
+
+    def now(self) -> bytes:
+        assert self.open is not None
+        return os.pread(self.open.fd, os.fstat(self.open.fd).st_size, 0)
+
+
+@dataclass(eq=False)
+class _Folder:
+    durable: dict[str, _File | _Folder] = field(default_factory=dict)
+    now: dict[str, _File | _Folder] = field(default_factory=dict)
+    changes: list[tuple[tuple[str, _File | _Folder | None], ...]] = field(default_factory=list)
+
+    def change(self, *names: tuple[str, _File | _Folder | None]) -> None:
+        for name, node in names:
+            if node is None:
+                self.now.pop(name, None)
+            else:
+                self.now[name] = node
+        self.changes.append(names)
+
+
+class TreeDisk(Disk):
+    """Counts its calls; `before` is called with each one, and may raise `PowerLossError`.
+
+    Args:
+        root: All folders are in it. It is empty, and exists.
+        before: Gets the number and the name of the call.
+    """
+
+    def __init__(self, root: Path, before: Callable[[int, str], None] = lambda _n, _name: None):
+        super().__init__()
+        self.before = before
+        self.count = 0
+        self.is_off = False
+        self._root, self._tree = root, _Folder()
+        self._by_fd: dict[int, _File] = {}
+
+    def _call(self, name: str) -> None:
+        if self.is_off:
+            raise PowerLossError
+        self.count += 1
+        self.before(self.count, name)
+        if self.is_off:
+            raise PowerLossError
+
+    def _node(self, path: Path) -> _File | _Folder:
+        node: _File | _Folder = self._tree
+        for part in path.relative_to(self._root).parts:
+            assert isinstance(node, _Folder)
+            node = node.now[part]
+        return node
+
+    def _folder(self, path: Path) -> _Folder:
+        node = self._node(path)
+        assert isinstance(node, _Folder)
+        return node
+
+    def _file(self, path: Path) -> _File:
+        node = self._node(path)
+        assert isinstance(node, _File)
+        return node
+
+    def make_folder(self, path: Path) -> None:
+        self._call("make_folder")
+        missing = [one for one in (path, *path.parents) if not one.exists()]
+        super().make_folder(path)
+        for one in reversed(missing):
+            self._folder(one.parent).change((one.name, _Folder()))
+
+    def create(self, path: Path) -> OpenFile:
+        self._call("create")
+        file = super().create(path)
+        self._by_fd[file.fd] = node = _File(open=file)
+        self._folder(path.parent).change((path.name, node))
+        return file
+
+    def open_for_append(self, path: Path) -> OpenFile:
+        file = super().open_for_append(path)
+        self._by_fd[file.fd] = node = self._file(path)
+        node.open = file
+        return file
+
+    def append(self, file: OpenFile, data: memoryview) -> None:
+        self._call("append")
+        super().append(file, data)
+
+    def truncate(self, file: OpenFile, size_bytes: int) -> None:
+        self._call("truncate")
+        super().truncate(file, size_bytes)
+
+    def sync(self, file: OpenFile) -> None:
+        self._call("sync")
+        node = self._by_fd[file.fd]
+        node.durable = node.now()
+
+    def rewrite(self, path: Path, start: int, end: int) -> None:
+        self._call("rewrite")
+        del start, end
+        node = self._file(path)
+        node.durable = path.read_bytes()
+
+    def write_synced(self, path: Path, parts: Iterable[bytes]) -> None:
+        self._call("write_synced")
+        data = b"".join(parts)
+        super().write_synced(path, [data])
+        node = _File(data, OpenFile(os.open(path, os.O_RDONLY)))
+        self._folder(path.parent).change((path.name, node))
+
+    def link(self, source: Path, target: Path) -> None:
+        self._call("link")
+        super().link(source, target)
+        self._folder(target.parent).change((target.name, self._file(source)))
+
+    def rename(self, source: Path, target: Path) -> None:
+        assert source.parent == target.parent, "two folders do not change together"
+        self._call("rename")
+        node = self._node(source)
+        super().rename(source, target)
+        self._folder(source.parent).change((source.name, None), (target.name, node))
+
+    def unlink(self, path: Path) -> None:
+        self._call("unlink")
+        super().unlink(path)
+        self._folder(path.parent).change((path.name, None))
+
+    def sync_folder(self, path: Path) -> None:
+        self._call("sync_folder")
+        if path == self._root.parent:
+            return
+        folder = self._folder(path)
+        folder.durable = dict(folder.now)
+        folder.changes.clear()
+
+    def adopt(self) -> None:
+        """Take what is in the root as durable."""
+        self._tree = self._adopted(self._root)
+
+    def _adopted(self, path: Path) -> _Folder:
+        folder = _Folder()
+        for one in path.iterdir():
+            if one.is_dir():
+                folder.durable[one.name] = self._adopted(one)
+            else:
+                opened = OpenFile(os.open(one, os.O_RDWR))
+                folder.durable[one.name] = _File(one.read_bytes(), opened)
+        folder.now = dict(folder.durable)
+        return folder
+
+    def after_power_loss(
+        self, target: Path, *, keep: Callable[[int], int], some: Callable[[], bool]
+    ) -> None:
+        """Write what a power loss leaves to another root, which must not exist.
+
+        Args:
+            target: Created by this function.
+            keep: Chooses how many of n unflushed bytes survive.
+            some: Chooses whether an unflushed change of names survives.
+        """
+        self._survive(self._tree, target, keep, some, {})
+
+    def _survive(
+        self,
+        folder: _Folder,
+        target: Path,
+        keep: Callable[[int], int],
+        some: Callable[[], bool],
+        made: dict[int, Path],
+    ) -> None:
+        target.mkdir(parents=True)
+        left = dict(folder.durable)
+        for name, node in [one for change in folder.changes if some() for one in change]:
+            if node is None:
+                left.pop(name, None)
+            else:
+                left[name] = node
+        for name, node in left.items():
+            if isinstance(node, _Folder):
+                self._survive(node, target / name, keep, some, made)
+            elif id(node) in made:
+                os.link(made[id(node)], target / name)
+            else:
+                now = node.now()
+                extra = keep(max(0, len(now) - len(node.durable)))
+                end = len(node.durable)
+                data = now if len(now) < end else node.durable + now[end : end + extra]
+                (target / name).write_bytes(data)
+                made[id(node)] = target / name
