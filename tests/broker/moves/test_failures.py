@@ -186,6 +186,9 @@ def test_only_an_exact_copy_is_swapped(tmp_path, monkeypatch, how):
         assert life.place == "b"
         names = {segment.path.name for segment in life.log.segments if segment.is_sealed}
         assert {path.name for path in life.log.folder.glob("[0-9]*")} == names
+        await life.write(1)
+        await life.commits.flushed(life.log, life.log.log_end)
+        check(life)
         await life.moves.close()
 
     assert not run(life, work)
