@@ -230,6 +230,31 @@ def test_e80_two_folders_without_a_move_take_only_that_partition_offline(dirs):
     assert str(dirs.b / "t" / "0") in log
 
 
+@pytest.mark.move("E10", "E80")
+def test_e80_a_folder_that_is_there_already_is_never_taken_for_the_partition(held, tmp_path):
+    """Not when the move is requested, and not after a crash."""
+    with held.client() as client, held.partition("t") as partition:
+        shutil.copytree(held.a / "t", held.b / "t")
+        assert client.move_one("t", held.b) == STORAGE
+        assert [*client.where("t")] == [str(held.a)]
+        shutil.rmtree(held.b / "t")
+        assert client.move_one("t", held.b) == NONE
+        wait_until(lambda: "0" not in held.names("t") and len(held.names("t")) == 2, what=str)
+        shutil.copytree(held.a / "t" / "0", held.b / "t" / "0")
+        assert partition.produce(BATCH) == Appended(0, 6_000)
+    held.broker.kill()
+    held.broker.start()
+    with held.client() as client:
+        assert client.where("t") == {}, "offline"
+    held.broker.kill()
+    shutil.move(held.b / "t" / "0", tmp_path / "away")
+    held.broker.start()
+    held.limit(None)
+    held.wait_in("t", held.b)
+    with held.partition("t") as partition:
+        assert partition.log_end == 6_100
+
+
 @pytest.mark.move("E77", "E78", "E83")
 def test_e83_folders_of_no_move_are_removed_and_others_left_alone(dirs):
     dirs.create("t")

@@ -200,10 +200,13 @@ async def _move_all(
     if broker.topics.moves is None or not changes:
         return
     try:
-        await broker.topics.moves.change([change for _, _, change in changes])
+        refused = await broker.topics.moves.change([change for _, _, change in changes])
     except LogmirrorError:
         _LOG.exception("moves could not be stored")
-        for name, number, _ in changes:
+        refused = {log for _, _, (_, log, _) in changes}
+    for name, number, (_, log, target) in changes:
+        if log in refused:
+            _LOG.warning("%s-%d cannot be moved to %s", name, number, target)
             codes[name][number] = ErrorCode.KAFKA_STORAGE_ERROR
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap
+from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,10 +64,13 @@ class Leftovers:
             return
         new = target / row.name / str(partition)
         if new in found:
+            found.remove(new)
+            if found and not mark_of(new, move.nonce).exists():
+                return  # put there by hand: both are left alone
             for old in found:
-                if old != new:
-                    finish_swap(self._disk, old, new, move.nonce)
+                finish_swap(self._disk, old, new, move.nonce)
             self.ended.append((move.topic_id, move.partition))
+            self.folders.append(mark_of(new, move.nonce))
         else:
             self._copies.add(new.with_name(f"{partition}.{move.nonce}{FUTURE}"))
             self.unfinished.append((move, target))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import enum
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from logmirror import failpoints
 from logmirror.broker.log.file_names import open_path
-from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,9 +19,12 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.shadow import Shadow
     from logmirror.broker.moves.copying import SegmentCopy
+    from logmirror.errors import LogmirrorError
 
 FUTURE: Final = "-future"
 DELETE: Final = "-delete"
+_MARK: Final = ".move"
+"""Of an empty file that shows of which move a folder is the copy."""
 
 MoveRequest = tuple[tuple[bytes, int], "PartitionLog", "Path"]
 """Topic ID and partition, the log, and its log directory; where it is: no move, or none any more.
@@ -39,6 +41,20 @@ class MoveState(enum.Enum):
     CANCELLED = "cancelled"
 
 
+class Whole(NamedTuple):
+    """All files of a partition. Segments are equal only if they are the same."""
+
+    sealed: list[Segment]
+    tail: Segment | None
+    snapshot: Path | None
+
+    @classmethod
+    def of(cls, log: PartitionLog) -> Self:
+        """Return the files of a log."""
+        sealed = [segment for segment in log.segments if segment.is_sealed]
+        return cls(sealed, log.open_segment, log.snapshot)
+
+
 @dataclass(slots=True, eq=False)
 class Move:
     """One move.
@@ -50,7 +66,8 @@ class Move:
         nonce: Of the folder's name.
         failure: Why it failed.
         copied: The sealed segments in the copy.
-        names: The names of sealed segments in its folder.
+        names: The names of sealed segments that were in its folder at the start.
+        whole: What the copy holds, while it follows.
         copied_bytes: The size of the copy.
         next_offset: The log end offset of the copy, as far as it is known.
     """
@@ -73,7 +90,7 @@ class Move:
     """Of the segment that is being copied, or followed."""
 
     shadow: Shadow | None = None
-    snapshot: Path | None = None
+    whole: Whole | None = None
     cleaning: asyncio.Task[None] | None = None
 
     @property
@@ -100,36 +117,37 @@ class Move:
 
 def prepare(disk: Disk, move: Move) -> None:
     """Make the folder of the copy. Blocks."""
-    future, name = move.future, move.log.folder.name
-    if (future.parent / name).exists():
-        raise UnavailableError(
-            "the log directory has a folder of this partition that does not belong to it",
-            hint="move the folder out of the log directory",
-            path=str(future.parent / name),
-        )
+    future = move.future
     disk.make_folder(future)
     for path in future.iterdir():
         if path.name.startswith("."):
             disk.unlink(path)
         else:
             move.names.add(path.name)
+    disk.write_synced(mark_of(future, move.nonce), [])
     failpoints.reach("move.prepared")
 
 
-def make_durable(disk: Disk, move: Move, tail: Segment | None, names: set[str]) -> None:
+def mark_of(folder: Path, nonce: str) -> Path:
+    """Return the file in a folder that shows that it is, or was, the copy of a move."""
+    return folder / f".{nonce}{_MARK}"
+
+
+def make_durable(disk: Disk, move: Move, whole: Whole, copy: SegmentCopy | None) -> None:
     """Remove what does not belong to the copy, and make the rest durable. Blocks."""
-    future, kept = move.future, set(names)
-    if tail is not None:
-        kept.add(open_path(future, tail.first).name)
-    if move.snapshot is not None:
-        kept.add(move.snapshot.name)
+    future, snapshot = move.future, whole.snapshot
+    kept = {segment.path.name for segment in whole.sealed} | {mark_of(future, move.nonce).name}
+    if whole.tail is not None:
+        kept.add(open_path(future, whole.tail.first).name)
+    if snapshot is not None:
+        kept.add(snapshot.name)
     for path in future.iterdir():
         if path.name not in kept:
             disk.unlink(path)
-    if move.snapshot is not None:
-        disk.write_synced(future / move.snapshot.name, [move.snapshot.read_bytes()])
-    if move.copy is not None:
-        move.copy.sync()
+    if snapshot is not None:
+        disk.write_synced(future / snapshot.name, [snapshot.read_bytes()])
+    if copy is not None:
+        copy.sync()
     for folder in (future, future.parent, move.target):
         disk.sync_folder(folder)
     failpoints.reach("move.durable")
@@ -150,5 +168,7 @@ def finish_swap(disk: Disk, old: Path, new: Path, nonce: str) -> Path:
 
 def remove_folder(path: Path) -> None:
     """Remove a copy, or what was copied, under a name that no start takes for a partition's."""
-    if path.exists():
+    if path.is_dir():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -39,8 +39,10 @@ from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
     MoveState,
+    Whole,
     finish_swap,
     make_durable,
+    mark_of,
     prepare,
     remove_folder,
 )
@@ -123,22 +125,26 @@ class Moves:
 
     # Requests
 
-    async def change(self, wanted: Iterable[MoveRequest]) -> None:
+    async def change(self, wanted: Iterable[MoveRequest]) -> set[PartitionLog]:
         """Begin moves, redirect and cancel them, durably. The caller makes one call at a time.
 
         Args:
             wanted: The requests.
 
+        Returns:
+            The logs that cannot be moved: the directory has a folder of the partition already,
+            which is not this partition.
+
         Raises:
             LogmirrorError: The database could not be written; the moves of these partitions failed.
         """
+        wanted = list(wanted)
+        refused = await self._occupied(wanted)
         begun, dropped = list[Move](), list[Move]()
         for key, log, target in wanted:
             old = self._moves.get(log)
-            if old is not None and old.cleaning is not None:
-                await asyncio.wait([old.cleaning])
-                old = self._moves.get(log)
-            if old is not None and old.is_active and old.target == target:
+            is_same = old is not None and old.is_active and old.target == target
+            if log in refused or is_same:
                 continue
             if old is not None:
                 self._detach(old, MoveState.CANCELLED)
@@ -154,9 +160,30 @@ class Moves:
                 self._fail(move, error)
             raise
         for move in dropped:
-            del self._moves[move.log]
+            self._moves.pop(move.log, None)
             self._run(self._remove(move))
-        self._begin(begun)
+        self._begin(move for move in begun if move.log.failure is None)
+        return refused
+
+    async def _occupied(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
+        """Return the logs whose target has a folder of the partition already.
+
+        Afterwards, and until the next turn of the event loop, no swap is being completed.
+        """
+        while True:
+            for _, log, _ in wanted:
+                move = self._moves.get(log)
+                if move is not None and move.cleaning is not None:
+                    await asyncio.wait([move.cleaning])
+            places = {
+                log: target / log.folder.parent.name / log.folder.name
+                for _, log, target in wanted
+                if target != _log_dir(log)
+            }
+            found = await self._in_thread(_existing, places)
+            moves = [self._moves.get(log) for _, log, _ in wanted]
+            if all(move is None or move.cleaning is None for move in moves):
+                return found
 
     def open(self, unfinished: Iterable[Move], gone: list[Path]) -> None:
         """Continue the moves of an earlier start, and remove what is left of others."""
@@ -222,7 +249,8 @@ class Moves:
             if move.is_active:
                 self._fail(move, error)
         except Exception as error:  # noqa: BLE001  # a defect must not end other moves
-            self._fail(move, InternalError("move failed", cause=repr(error)))
+            if move.is_active:
+                self._fail(move, InternalError("move failed", cause=repr(error)))
 
     async def _copy(self, move: Move) -> None:
         log = move.log
@@ -268,7 +296,6 @@ class Moves:
         failpoints.reach("move.copied")
         move.copy = None
         move.copied.add(segment)
-        move.names.add(segment.path.name)
         move.next_offset = max(move.next_offset, segment.next_offset)
 
     async def _copy_of(self, move: Move, segment: Segment) -> SegmentCopy:
@@ -290,13 +317,12 @@ class Moves:
         if tail is not None and move.copy is not None:
             move.copied_bytes += move.copy.step(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, move.copy.file)
-        move.next_offset = log.log_end
-        move.state, move.snapshot = MoveState.FOLLOWING, log.snapshot
-        move.names = {segment.path.name for segment in log.segments if segment.is_sealed}
+        move.next_offset, whole = log.log_end, Whole.of(log)
+        move.state, move.whole = MoveState.FOLLOWING, whole
         try:
-            await self._in_thread(make_durable, self._disk, move, tail, move.names)
+            await self._in_thread(make_durable, self._disk, move, whole, move.copy)
         except FileNotFoundError:
-            if log.snapshot == move.snapshot:
+            if log.snapshot == whole.snapshot:
                 raise
         if move.state is MoveState.FOLLOWING:
             move.is_durable = True
@@ -313,12 +339,7 @@ class Moves:
         if move.shadow is not None and move.shadow.failure is not None:
             self._fail(move, move.shadow.failure)
             return
-        sealed = {segment for segment in log.segments if segment.is_sealed}
-        is_whole = sealed <= move.copied and {one.path.name for one in sealed} == move.names
-        tail_is_there = log.shadow is move.shadow and (log.open_segment is None) == (
-            move.shadow is None
-        )
-        if not is_whole or not tail_is_there or log.snapshot != move.snapshot:
+        if Whole.of(log) != move.whole or log.shadow is not move.shadow:
             self._detach(move, MoveState.COPYING)
             return
         old = log.folder
@@ -347,6 +368,7 @@ class Moves:
             if self._moves.get(move.log) is move:
                 del self._moves[move.log]
         failpoints.reach("move.done")
+        await self._in_thread(self._disk.unlink, mark_of(new, move.nonce))
         await self._remove_all([gone])
 
     # The end of a move
@@ -401,6 +423,10 @@ class Moves:
         if begun or ended:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._store.change_moves, begun, ended)
+
+
+def _existing(places: dict[PartitionLog, Path]) -> set[PartitionLog]:
+    return {log for log, path in places.items() if path.exists()}
 
 
 def _nothing() -> None:

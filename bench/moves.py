@@ -1,0 +1,262 @@
+"""A partition moved between log directories, beside Apache Kafka; JSON on stdout.
+
+    python bench/moves.py [--megabytes N] [--rounds N]
+
+One partition with segments of 16 MiB, 1 KiB records. In each round both brokers move it from one
+directory to another: alone, beside a producer of 1,000 records per second (acks=all, idempotent),
+and behind a limit, while its records are deleted. All directories are on one disk.
+
+    mb_s        of the move, from the request until the broker shows the partition in the new place
+    before      latencies of the producer in the 5 s before, ms
+    during      the same during the move
+    delete_ms   DeleteRecords during a limited move; error: its code
+    resume_s    from the start after a kill -9 halfway until the move is complete
+    limited     bytes per second of a move with a limit, part of the limit
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from confluent_kafka import Producer
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+
+from confluent_kafka.admin import (  # noqa: E402  # after the path is set
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
+
+from kit.judges.log_dirs_client import LogDirsClient  # noqa: E402  # as above
+from kit.judges.partition_client import PartitionClient  # noqa: E402  # as above
+from kit.servers.embedded import EmbeddedBroker  # noqa: E402  # as above
+from kit.servers.kafka import ApacheKafka, create_topic  # noqa: E402  # as above
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "t"
+RATE = 1_000
+LIMIT = 20_000_000
+MOVE_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
+SEGMENT_BYTES = 16 * 1024 * 1024
+DEADLINE_S = 300
+
+
+class Contestant:
+    """A broker with two directories, and a partition in the first one."""
+
+    def __init__(self, name: str, folder: Path, megabytes: int) -> None:
+        self.name = name
+        self.places = [str(folder / one) for one in ("a", "b")]
+        if name == "Kafka":
+            config = {
+                "log.dirs": ",".join(self.places),
+                "log.segment.bytes": SEGMENT_BYTES,
+                "broker.session.timeout.ms": 1_500,
+            }
+            jvm = ("-XX:+UseG1GC",)
+            self.broker: Any = ApacheKafka("4.3.1", folder, config=config, jvm=jvm, heap="1g")
+        else:
+            more = {"more_log_dirs": self.places, "segment_bytes": SEGMENT_BYTES}
+            self.broker = EmbeddedBroker(folder, **more)
+        self.broker.start()
+        create_topic(self.broker.bootstrap, TOPIC, 1, {})
+        self._fill(megabytes)
+        self.bytes = max(one.size_bytes for one in self.where().values())
+        self.wait(self.places[0], self.request(self.places[0]))
+
+    def _fill(self, megabytes: int) -> None:
+        values = [random.Random(n).randbytes(1024) for n in range(1000)]
+        settings = {"linger.ms": 5, "compression.type": "none", "queue.buffering.max.kbytes": 65536}
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap, **settings})
+        for number in range(megabytes * 1000):
+            while True:
+                try:
+                    producer.produce(TOPIC, values[number % 1000], partition=0)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        assert producer.flush(120) == 0
+
+    def client(self) -> LogDirsClient:
+        return LogDirsClient(self.broker.bootstrap)
+
+    def where(self) -> dict[str, Any]:
+        with self.client() as client:
+            return client.where(TOPIC)
+
+    def request(self, target: str) -> float:
+        began = time.monotonic()
+        with self.client() as client:
+            code = client.move_one(TOPIC, target)
+            assert code == 0, code
+        return began
+
+    def wait(self, target: str, began: float) -> float:
+        """Wait until the partition is there; returns the seconds."""
+        with self.client() as client:
+            while [*client.where(TOPIC)] != [target]:
+                assert time.monotonic() - began < DEADLINE_S
+                time.sleep(0.005)
+        return time.monotonic() - began
+
+    def limit(self, rate: int | None) -> None:
+        kind = AlterConfigOpType.DELETE if rate is None else AlterConfigOpType.SET
+        entry = ConfigEntry(MOVE_RATE, str(rate), incremental_operation=kind)
+        resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def other(self) -> str:
+        [now] = [place for place, one in self.where().items() if not one.is_future]
+        return next(place for place in self.places if place != now)
+
+
+class Load:
+    """Records at a fixed rate, and when each was sent and acknowledged."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0}
+        )
+        self.latencies: list[tuple[float, float]] = []
+        self.errors = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        value, due = random.Random(0).randbytes(1024), time.monotonic()
+        while not self._done.is_set():
+            sent = time.monotonic()
+
+            def delivered(error: object, _: object, sent: float = sent) -> None:
+                self.errors += error is not None
+                self.latencies.append((sent, 1000 * (time.monotonic() - sent)))
+
+            self._producer.produce(TOPIC, value, partition=0, on_delivery=delivered)
+            due += 1 / RATE
+            while (left := due - time.monotonic()) > 0:
+                self._producer.poll(left)
+        assert self._producer.flush(60) == 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def between(self, begin: float, end: float) -> dict[str, float]:
+        found = sorted(took for sent, took in self.latencies if begin <= sent < end)
+        if not found:
+            return {}
+        at = lambda part: found[min(len(found) - 1, int(part * len(found)))]  # noqa: E731  # short
+        return {"p50": at(0.5), "p99": at(0.99), "highest": found[-1], "count": len(found)}
+
+
+def measured(one: Contestant) -> dict[str, Any]:
+    target = one.other()
+    took = one.wait(target, one.request(target))
+    found: dict[str, Any] = {"mb_s": one.bytes / 1e6 / took}
+    with Load(one.broker.bootstrap) as load:
+        time.sleep(2)
+        begin = time.monotonic()
+        time.sleep(5)
+        target = one.other()
+        began = one.request(target)
+        took = one.wait(target, began)
+        end = time.monotonic()
+        time.sleep(1)
+    found["loaded_mb_s"] = one.bytes / 1e6 / took
+    found["before"], found["during"] = load.between(begin, began), load.between(began, end)
+    found["around_swap_ms"] = load.between(end - 0.3, end + 0.1).get("highest")
+    found["errors"] = load.errors
+    return found
+
+
+def limited(one: Contestant) -> dict[str, Any]:
+    """A move with a limit, and the deletion of records meanwhile; then a kill, and the rest."""
+    found: dict[str, Any] = {}
+    target = one.other()
+    one.limit(LIMIT)
+    one.request(target)
+    sizes = []
+    for _ in range(11):
+        shown = one.where().get(target)
+        sizes.append((time.monotonic(), shown.size_bytes if shown else 0))
+        time.sleep(1)
+    (began, first), (ended, last) = sizes[1], sizes[-1]
+    found["limited"] = (last - first) / (ended - began) / LIMIT
+    with PartitionClient(one.broker.bootstrap, TOPIC) as partition:
+        began = time.monotonic()
+        error, _ = partition.delete_records(1_000)
+        found["delete_ms"], found["delete_error"] = 1000 * (time.monotonic() - began), int(error)
+    one.limit(None)
+    time.sleep(0.3)
+    one.broker.kill()
+    began = time.monotonic()
+    one.broker.start()
+    found["start_s"] = time.monotonic() - began
+    found["resume_s"] = one.wait(target, began)
+    return found
+
+
+def rounds(contestants: list[Contestant], count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number in range(count):
+        for one in contestants if number % 2 else contestants[::-1]:
+            found = measured(one)
+            print(one.name, json.dumps(found), file=sys.stderr)
+            yield one.name, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = [
+            Contestant(name, Path(folder) / name, options.megabytes)
+            for name in ("logmirror", "Kafka")
+        ]
+        try:
+            found: dict[str, list[Any]] = {one.name: [] for one in contestants}
+            for name, figures in rounds(contestants, options.rounds):
+                found[name].append(figures)
+            last = {one.name: limited(one) for one in contestants}
+            ratios = [
+                ours["mb_s"] / theirs["mb_s"]
+                for ours, theirs in zip(found["logmirror"], found["Kafka"], strict=True)
+            ]
+        finally:
+            for one in contestants:
+                one.broker.kill()
+    json.dump(
+        {
+            "megabytes": options.megabytes,
+            "rounds": found,
+            "limited": last,
+            "ratio": {"median": statistics.median(ratios), "rounds": ratios},
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()
