@@ -25,6 +25,7 @@ from kit.judges.clients import (
     rows_by_kcat,
     rows_by_librdkafka,
 )
+from kit.judges.log_dirs_client import LogDirsClient
 from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import run_now
 from kit.servers.embedded import EmbeddedBroker
@@ -43,6 +44,7 @@ FORMATS = ("native", "parquet", "ndjson")
 TOPIC = "odd"
 SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
 RAW = {**SOON, "isolation.level": "read_uncommitted"}
+POLICY_VIOLATION = 44
 TIMEOUT_S = 60
 
 
@@ -231,6 +233,10 @@ def test_writes_are_refused_and_a_log_dir_beside_it_works(world, tmp_path):
         assert [error.name() for error in failures] == ["POLICY_VIOLATION"]
         create_topic(served, "own", 1, {})
         produce(served, "own", odd_messages(3, seed=1))
+        with LogDirsClient(served) as client:
+            assert client.where(TOPIC) == {}
+            assert client.where("own").keys() == {str(tmp_path / "log")}
+            assert client.move_one(TOPIC, tmp_path / "log") == POLICY_VIOLATION
 
 
 def test_a_topic_of_the_same_name_is_refused_at_the_start(world, tmp_path):
