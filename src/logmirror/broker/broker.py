@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.changes import Changes
+from logmirror.broker.dynamic_configs import DynamicConfigs
 from logmirror.broker.groups.patterns import TopicPatterns
 from logmirror.broker.quotas.limits import ClientQuotas
 from logmirror.broker.security.authorization import ANONYMOUS, Authorizer
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from logmirror.broker.archives.copies import LocalCopies
-    from logmirror.broker.dynamic_configs import DynamicConfigs
     from logmirror.broker.group_service import GroupService
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -81,7 +81,9 @@ class Broker:
     changes: Changes = field(default_factory=Changes)
     """Changes of ACLs and quotas."""
 
-    configs: DynamicConfigs
+    configs: DynamicConfigs = field(default_factory=lambda: DynamicConfigs(1, {}))
+    """Settings that requests change."""
+
     copies: LocalCopies | None = None
     """Those of mounted archives."""
 
