@@ -318,6 +318,35 @@ def test_a_file_that_shrinks_while_it_is_scanned_ends_the_scan(
         _open(folder, durable=48)
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_name_that_was_not_durable_ends_the_log_before_it(tmp_path, durable):
+    """Of two new names in a folder, a power loss may leave the second one only."""
+    folder = tmp_path / "t" / "0"
+    log = _open(folder)
+    _append(log, 0)
+    log.roll()
+    _flush(log)
+    end = log.log_end
+    _append(log, 1)
+    log.roll()
+    _append(log, 2)
+    middle, last = sorted(folder.glob(".*.open"))
+    middle.unlink()
+
+    if not durable:
+        with pytest.raises(CorruptionError, match="does not continue"):
+            _open(folder)
+        return
+    again = _open(folder, durable=end)
+
+    assert again.log_end == end
+    for number in range(1, 9):
+        _append(again, number)
+        again.roll()
+    _flush(again)
+    assert [path.name for path in folder.glob("*.cut")] == [last.name.replace("open", "cut")]
+
+
 def test_torn_bytes_are_kept_aside_and_only_the_newest(tmp_path):
     folder = tmp_path / "t" / "0"
     for number in range(KEPT_CUTS + 2):

@@ -124,6 +124,7 @@ class _Recovery:
         folder, disk, found = self._folder, self._disk, self._found
         for path in found.to_remove:
             disk.unlink(path)
+        self._keep_unreachable()
         if self.snapshot is not None:
             # The page cache is not believed, see above.
             disk.rewrite(self.snapshot, 0, self.snapshot.stat().st_size)
@@ -200,9 +201,6 @@ class _Recovery:
 
     def _open_tail(self, opened: OpenSegment) -> None:
         disk, end = self._disk, opened.size_bytes
-        for path in self._found.unreachable:
-            _LOG.warning("%s: cut off: the log ends before it", path)
-            self._keep(path)
         if opened.found_bytes > end:
             cut = cut_path(self._folder, opened.next_offset)
             _LOG.warning(
@@ -231,6 +229,11 @@ class _Recovery:
             index=opened.index,
         )
         self.segments.append(self.tail)
+
+    def _keep_unreachable(self) -> None:
+        for path in self._found.unreachable:
+            _LOG.warning("%s: cut off: the log ends before it", path)
+            self._keep(path)
 
     def _keep(self, path: Path) -> None:
         """Rename an open segment that does not belong to the log to a cut."""

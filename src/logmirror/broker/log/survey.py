@@ -47,7 +47,7 @@ class Survey:
     ones, second names of sealed segments, old snapshots; in the order in which they are removed."""
 
     unreachable: list[Path]
-    """Open segments behind a torn one."""
+    """Open segments behind a torn or a missing one."""
 
     producers: ProducerState
     """The producer state at the log's end."""
@@ -128,7 +128,8 @@ def survey(
     bounds = {segment.next_offset for segment in sealed} | set(firsts[:1])
     found.archive_end = archived[-1].next_offset if archived else -1
     _read_producers(found, folder, bounds, disk, accept_loss=accept_loss)
-    _read_open_segments(found, folder, firsts, disk, accept_loss=accept_loss)
+    known_end = None if durable is None else durable_end
+    _read_open_segments(found, folder, firsts, disk, known_end, accept_loss=accept_loss)
     if found.log_end < durable_end and not accept_loss:
         path, position = (sealed[-1].path, sealed[-1].size_bytes) if sealed else (folder, 0)
         raise damaged(folder, path, position, found.log_end, durable_end)
@@ -236,12 +237,22 @@ def _read_sealed(
         raise damaged(folder, segment.path, end, offset, found.durable_end)
 
 
-def _read_open_segments(
-    found: Survey, folder: Path, firsts: list[int], disk: Disk, *, accept_loss: bool
+def _read_open_segments(  # noqa: PLR0913  # what is known of the folder
+    found: Survey,
+    folder: Path,
+    firsts: list[int],
+    disk: Disk,
+    known_end: int | None,
+    *,
+    accept_loss: bool,
 ) -> None:
     expected = found.sealed[-1].next_offset if found.sealed else None
     for number, first in enumerate(firsts):
         path = open_path(folder, first)
+        if expected is not None and known_end is not None and first > expected >= known_end:
+            # The name before it was not durable, nor was anything behind that acknowledged.
+            found.unreachable = [open_path(folder, later) for later in firsts[number:]]
+            break
         if expected is not None and first != expected:
             raise CorruptionError(
                 "open segment does not continue the log",
