@@ -1,7 +1,7 @@
 """Log directories, and where the replicas of partitions are.
 
     API                          key  versions  behaviour
-AlterReplicaLogDirs           34  1-2       begins, redirects and cancels moves (`moves.mover`)
+    AlterReplicaLogDirs           34  1-2       begins, redirects and cancels moves (`moves.mover`)
     DescribeLogDirs               35  1-5       as in Kafka, see below
     AlterPartitionReassignments   45  0-1       accepts the replica that there is, and does nothing;
                                                 any other is refused

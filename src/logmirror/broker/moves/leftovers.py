@@ -4,6 +4,9 @@ row, and the partition is in the target     moved: the old folder is removed
 row, and the partition is not there         continues: the copy is used again
 row, and the target is not given any more   forgotten, if the partition is in one place
 -future, -delete without a row              removed
+
+The name of a copy is not enough to be its partition: the copy of a move has a file with the move's
+nonce (`move.mark_of`). A folder without it was put there by hand.
 """
 
 from __future__ import annotations
