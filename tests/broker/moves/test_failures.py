@@ -77,6 +77,9 @@ def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
                 if life.moves.all[0].state is MoveState.FOLLOWING:
                     await life.write(1)
         await until_failed(life)
+        [failed] = life.moves.all
+        assert failed.failure is not None
+        assert str(tmp_path / "dirs" / "b") in str(failed.failure)
         assert life.place == "a"
         assert life.log.shadow is None
         assert life.log.failure is None

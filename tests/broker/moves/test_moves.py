@@ -192,6 +192,31 @@ def test_e66_retention_and_settings_apply_during_a_move(dirs):
         wait_until(lambda: partition.list_offset(EARLIEST)[2] > start, what=lambda: "retention")
 
 
+@pytest.mark.move("E38", "E88")
+def test_e88_compaction_continues_during_a_move(dirs):
+    settings = {"min_cleanable_dirty_ratio": "0", "segment_ms": "300"}
+    dirs.create("t", cleanup_policy="compact", **settings)
+    dirs.limit(0)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        producer = Producer({"bootstrap.servers": dirs.bootstrap})
+        producer.produce("t", key=b"first", value=b"")
+        assert producer.flush(30) == 0
+        assert client.move_one("t", dirs.b) == NONE
+        for number in range(3_000):
+            producer.produce("t", key=b"%d" % (number % 7), value=b"%d" % number)
+        assert producer.flush(30) == 0
+        wait_until(
+            lambda: len(contents(partition)) < 1_000,
+            what=lambda: f"compaction: {len(contents(partition))}",
+            timeout_s=60,
+        )
+        dirs.limit(None)
+        dirs.wait_in("t", dirs.b)
+        found = contents(partition)
+    assert {value for _, value in found} >= {b"%d" % n for n in range(2_993, 3_000)}
+    assert len(found) < 1_000
+
+
 @pytest.mark.move("E38", "E39", "E62")
 def test_e38_a_compacted_partition_keeps_its_gaps(dirs):
     settings = {"min_cleanable_dirty_ratio": "0", "segment_ms": "300"}

@@ -33,6 +33,7 @@ from logmirror.wire.serve_messages import Message, response_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.moves.move import MoveRequest
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _UNKNOWN: Final = -1
+_OFFLINE: Final = ErrorCode.KAFKA_STORAGE_ERROR, _UNKNOWN, _UNKNOWN
+_VOLUME_S: Final = 5.0
 _MAX_NAME: Final = 255
 _MOVE_SUFFIX: Final = len("-future") + 32
 """Of the folder of a move in Kafka. Here it is shorter; the limit is Kafka's."""
@@ -63,8 +66,7 @@ async def describe_log_dirs(
                     "DescribeLogDirsPartition", partition_index=number, **fields
                 )
                 found[place].setdefault(topic.name, []).append(partition)
-    loop = asyncio.get_running_loop()
-    volumes = await loop.run_in_executor(broker.executor, _volumes, broker)
+    volumes = await _volumes(broker)
     results = []
     for name, topics in found.items():
         code, total, usable = volumes[name]
@@ -126,20 +128,29 @@ def _replicas(
         yield absolute(move.target), {**fields, "is_future_key": True}
 
 
-def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
-    """Return the error, the size and the usable bytes of each log directory. Blocks."""
+async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
+    """Return the error, the size and the usable bytes of each log directory.
+
+    One that does not respond within `_VOLUME_S` counts as one that cannot be read.
+    """
     if broker.options.bucket:
         return {broker.options.bucket: (ErrorCode.NONE, _UNKNOWN, _UNKNOWN)}
-    found = {}
-    for path in broker.options.log_dirs:
-        try:
-            volume = os.statvfs(path)
-        except OSError:
-            found[absolute(path)] = ErrorCode.KAFKA_STORAGE_ERROR, _UNKNOWN, _UNKNOWN
-        else:
-            size = volume.f_frsize
-            found[absolute(path)] = ErrorCode.NONE, size * volume.f_blocks, size * volume.f_bavail
-    return found
+    loop, names = asyncio.get_running_loop(), broker.topics.dirs.by_name
+    asked = {
+        name: loop.run_in_executor(broker.executor, _volume, path) for name, path in names.items()
+    }
+    await asyncio.wait(asked.values(), timeout=_VOLUME_S)
+    return {name: one.result() if one.done() else _OFFLINE for name, one in asked.items()}
+
+
+def _volume(path: Path) -> tuple[ErrorCode, int, int]:
+    """Return these of one directory. Blocks."""
+    try:
+        volume = os.statvfs(path)
+    except OSError:
+        return _OFFLINE
+    size = volume.f_frsize
+    return ErrorCode.NONE, size * volume.f_blocks, size * volume.f_bavail
 
 
 async def alter_replica_log_dirs(
@@ -186,8 +197,7 @@ async def _move_all(
     codes: dict[str, dict[int, ErrorCode]],
     turns: Turns,
 ) -> None:
-    loop = asyncio.get_running_loop()
-    volumes = await loop.run_in_executor(broker.executor, _volumes, broker)
+    volumes = await _volumes(broker)
     offline = {name for name, (code, _, _) in volumes.items() if code}
     changes = []
     for name, places in wanted.items():

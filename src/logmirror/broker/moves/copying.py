@@ -53,6 +53,7 @@ class SegmentCopy:
         position: How many bytes are copied.
         next_offset: The offset behind what is copied.
         file: The copy.
+        path: Its path, until it is finished.
     """
 
     def __init__(self, disk: Disk, segment: Segment, folder: Path) -> None:
@@ -60,11 +61,11 @@ class SegmentCopy:
         self.source = disk.open_for_reading(segment.path)
         self.position, self.next_offset = 0, segment.first
         self._folder = folder
-        self._path = open_path(folder, segment.first)
+        self.path = open_path(folder, segment.first)
         if segment.is_sealed:
-            self._path = folder / f".{segment.path.name}{PART}"
-        disk.unlink(self._path)
-        self.file = disk.create(self._path)
+            self.path = folder / f".{segment.path.name}{PART}"
+        disk.unlink(self.path)
+        self.file = disk.create(self.path)
         self._digest = xxhash.xxh3_128()
 
     def step(self, end: int, limit_bytes: int) -> int:
@@ -126,11 +127,11 @@ class SegmentCopy:
         if (found := digest_of(self.file)) != self._digest.hexdigest():
             raise CorruptionError(
                 "the copy of a segment differs from what was written",
-                path=str(self._path),
+                path=str(self.path),
                 expected=self._digest.hexdigest(),
                 found=found,
             )
-        self._disk.rename(self._path, self._folder / self.segment.path.name)
+        self._disk.rename(self.path, self._folder / self.segment.path.name)
 
 
 def digest_of(file: OpenFile) -> str:

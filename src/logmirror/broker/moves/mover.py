@@ -384,9 +384,9 @@ class Moves:
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
         if not isinstance(error, LogmirrorError):
-            error = UnavailableError(
-                "a file could not be copied", cause=str(error), path=str(error.filename or "")
-            )
+            path = error.filename or (move.copy.path if move.copy is not None else move.future)
+            reason = "a file could not be copied"
+            error = UnavailableError(reason, cause=str(error), path=str(path))
         self._detach(move, MoveState.FAILED)
         move.failure = error
         _LOG.error("%s: the move to %s failed: %s", move.log.folder, move.target, error)
