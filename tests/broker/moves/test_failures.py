@@ -144,6 +144,28 @@ def test_the_first_flush_after_a_swap_makes_the_new_name_durable(tmp_path, monke
     assert not run(life, work)
 
 
+def test_a_disk_that_hangs_behind_a_swap_refuses_the_next_move_and_holds_up_no_request(
+    tmp_path, monkeypatch
+):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(8))
+    monkeypatch.setattr(mover, "_CLEAN_S", 0.05)
+
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(3)
+        monkeypatch.setattr(mover.Moves, "_clean", hang)
+        await life.move("b")
+        await until(lambda: life.place == "b")
+        target = tmp_path / "dirs" / "c"
+        assert await life.moves.change([(KEY, life.log, target)]) == {life.log}
+        assert life.place == "b"
+
+    assert not run(life, work)
+
+
 @pytest.mark.parametrize("how", ["compacted", "rolled", "not durable", "deleted", "begun"])
 def test_only_an_exact_copy_is_swapped(tmp_path, monkeypatch, how):
     """Something keeps the swap from happening at once, and the log changes meanwhile."""

@@ -73,6 +73,7 @@ _STEPS: Final = 2
 """Steps that run at once."""
 
 _RETRY_S: Final = 0.02
+_CLEAN_S: Final = 5.0
 _LAST_BYTES: Final = 128 * 1024
 """What is copied on the event loop, at most: well below a millisecond."""
 
@@ -168,22 +169,30 @@ class Moves:
     async def _occupied(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
         """Return the logs whose target has a folder of the partition already.
 
-        Afterwards, and until the next turn of the event loop, no swap is being completed.
+        So are those whose last move has not removed its old folder within `_CLEAN_S`. Afterwards,
+        and until the next turn of the event loop, no swap of the others is being completed.
         """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _CLEAN_S
         while True:
-            for _, log, _ in wanted:
-                move = self._moves.get(log)
-                if move is not None and move.cleaning is not None:
-                    await asyncio.wait([move.cleaning])
+            for log in self._cleaned(wanted):
+                cleaning = self._moves[log].cleaning if log in self._moves else None
+                if cleaning is not None:
+                    await asyncio.wait([cleaning], timeout=max(0, deadline_s - loop.time()))
             places = {
                 log: target / log.folder.parent.name / log.folder.name
                 for _, log, target in wanted
                 if target != _log_dir(log)
             }
             found = await self._in_thread(_existing, places)
-            moves = [self._moves.get(log) for _, log, _ in wanted]
-            if all(move is None or move.cleaning is None for move in moves):
-                return found
+            late = self._cleaned(wanted)
+            if not late or loop.time() >= deadline_s:
+                return found | late
+
+    def _cleaned(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
+        """Return the logs whose last move is removing its old folder."""
+        moves = (self._moves.get(log) for _, log, _ in wanted)
+        return {move.log for move in moves if move is not None and move.cleaning is not None}
 
     def open(self, unfinished: Iterable[Move], gone: list[Path]) -> None:
         """Continue the moves of an earlier start, and remove what is left of others."""
