@@ -43,7 +43,23 @@ def reading_table(found: dict) -> str:
     return table(["read from", "MB/s", "part of the client's", f"goal {COLD_GOAL}"], rows)
 
 
-def bucket_section(found: dict) -> str:
+def takeover_table(found: dict) -> str:
+    """A standby takes over, from `broker_takeover.py`."""
+    titles = ["the owner is", "the standby takes over, s", "it listens, s"]
+    titles += ["the first record is acknowledged, s"]
+    keys = ("noticed_s", "listening_s", "acknowledged_s")
+    rows = [
+        [title, *(_spread(found["summary"][end][key]) for key in keys)]
+        for title, end in (("killed (`kill -9`)", "killed"), ("stopped (SIGTERM)", "stopped"))
+    ]
+    return table(titles, rows)
+
+
+def _spread(one: dict[str, float]) -> str:
+    return f"{one['median']:.2f} ({one['lowest']:.2f} to {one['highest']:.2f})"
+
+
+def bucket_section(found: dict, takeover: dict) -> str:
     """The whole section, with its heading."""
     return (
         "## A log directory in a bucket\n\n"
@@ -52,5 +68,9 @@ def bucket_section(found: dict) -> str:
         "Apache Kafka on disk has no flush before its responses.\n\n"
         + load_table(found)
         + f"\n\n{found['megabytes']} MB of one partition, read with kcat; the client gets the same "
-        "objects one after the other:\n\n" + reading_table(found["catch_up"])
+        "objects one after the other:\n\n"
+        + reading_table(found["catch_up"])
+        + "\n\nA standby takes over, after the signal to the owner; a producer sends a record "
+        f"every 20 ms. Medians and ranges of {len(takeover['rounds']['killed'])} rounds each:\n\n"
+        + takeover_table(takeover)
     )

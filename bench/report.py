@@ -24,6 +24,7 @@ from bucket_report import bucket_section  # noqa: E402  # as above
 from checkpoints_report import checkpoint_section  # noqa: E402  # as above
 from forward_report import sections, table  # noqa: E402  # as above
 from mounted_report import mounted_section  # noqa: E402  # as above
+from moves_report import moves_section  # noqa: E402  # as above
 
 from mirror import CONNECTOR_SPARK  # noqa: E402  # after the path is set
 
@@ -167,7 +168,10 @@ def archives_text(found: dict) -> str:
 
 
 def later_sections(found: dict) -> str:
-    return f"{bucket_section(found['bucket'])}\n\n{checkpoint_section(found['checkpoints'])}"
+    bucket = bucket_section(found["bucket"], found["takeover"])
+    return "\n\n".join(
+        [bucket, moves_section(found["moves"]), checkpoint_section(found["checkpoints"])]
+    )
 
 
 def page(found: dict[str, dict], load_before: float) -> str:
@@ -261,6 +265,8 @@ def main() -> None:
         "load": run("broker_load.py", "--rounds", options.rounds),
         "groups": run("broker_groups.py"),
         "bucket": run("bucket_load.py"),
+        "takeover": run("broker_takeover.py"),
+        "moves": run("moves.py", "--rounds", options.rounds),
         "checkpoints": run("checkpoints.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }

@@ -1,0 +1,94 @@
+"""The section of docs/bench.md about moves between log directories."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from forward_report import table
+
+MOVE_GOAL = 2
+PRODUCER_GOAL = 2
+DELETE_GOAL_MS = 100
+BEHIND = (
+    "A move behind a limit of 20 MB/s, in which records are deleted, and which continues without "
+    "the limit after a `kill -9`:"
+)
+
+
+def moves_section(found: dict) -> str:
+    """The whole section, with its heading, from `moves.py`."""
+    programs = [("logmirror", "logmirror"), ("Apache Kafka", "Kafka")]
+    rows, limited = [], []
+    for title, key in programs:
+        rounds, last = found["rounds"][key], found["limited"][key]
+        rows.append(
+            [
+                title,
+                *(f"{_median(rounds, one):.0f}" for one in ("mb_s", "loaded_mb_s")),
+                *(_latencies(rounds, when) for when in ("before", "during")),
+                f"{_median(rounds, 'around_swap_ms'):.0f}",
+            ]
+        )
+        limited.append([title, *_limited(last)])
+    moving = ["", "MB/s alone", "MB/s beside the producer", "producer before: p50, p99, highest ms"]
+    moving += ["during", "highest ms around the swap"]
+    behind = ["", "rate, part of the limit", "DeleteRecords, ms", "complete after a kill -9, s"]
+    return "\n\n".join(
+        [
+            "## Moves between log directories",
+            _setting(found["megabytes"]),
+            table(moving, rows),
+            _goals(found),
+            BEHIND,
+            table(behind, limited),
+        ]
+    )
+
+
+def _setting(megabytes: int) -> str:
+    return (
+        f"One partition of {megabytes} MB with segments of 16 MiB, both directories on one disk, "
+        "Apache Kafka 4.3.1 in the same run. The producer is idempotent and sends 1,000 records of "
+        "1 KiB per second. Medians over the rounds."
+    )
+
+
+def _median(rounds: list[dict], key: str) -> float:
+    return statistics.median(one[key] for one in rounds)
+
+
+def _latencies(rounds: list[dict], when: str) -> str:
+    keys = ("p50", "p99", "highest")
+    return ", ".join(f"{_median([one[when] for one in rounds], key):.1f}" for key in keys)
+
+
+def _limited(last: dict[str, Any]) -> list[str]:
+    if "failed" in last:
+        return [last["failed"], "-", "-"]
+    responded = last["delete_error"] == 0
+    return [
+        f"{last['limited']:.2f}",
+        f"{last['delete_ms']:.0f}" if responded else "no response within 20 s",
+        f"{last['resume_s']:.1f}",
+    ]
+
+
+def _goals(found: dict) -> str:
+    rounds = found["rounds"]["logmirror"]
+    slower = statistics.median(one["during"]["p99"] / one["before"]["p99"] for one in rounds)
+    last = found["limited"]["logmirror"]
+    delete_ms = last["delete_ms"] if last.get("delete_error") == 0 else float("inf")
+    rates = found["ratio"]
+    each = ", ".join(f"{one:.2f}" for one in rates["rounds"])
+    rows = [
+        ["MB/s alone, times Kafka's", f"{rates['median']:.2f} ({each})", f"at least {MOVE_GOAL}"],
+        ["p99 of the producer, during / before", f"{slower:.1f}", f"at most {PRODUCER_GOAL}"],
+        ["DeleteRecords, ms", f"{delete_ms:.0f}", f"at most {DELETE_GOAL_MS}"],
+    ]
+    reached = (rates["median"] >= MOVE_GOAL, slower <= PRODUCER_GOAL, delete_ms <= DELETE_GOAL_MS)
+    marks = ["reached" if one else "**not reached**" for one in reached]
+    return table(
+        ["goal", "measured", "goal is", ""],
+        [[*row, mark] for row, mark in zip(rows, marks, strict=True)],
+    )
