@@ -99,6 +99,12 @@ MOVE_POINTS: Final = (
 )
 """The same for moves between log directories."""
 
+PLACE_POINTS: Final = (
+    "move.arrived",  # broker: all durable in the new place, row of the residence not changed
+    "move.placed",  # broker: that row says that the partition is in the new place
+)
+"""The same for moves from or to a bucket, beside the others."""
+
 BUCKET_POINTS: Final = (
     "bucket.fenced",  # broker: log dir taken over, nothing read
     "bucket.committed",  # broker: a commit object durable, no response yet

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import logmirror
 from logmirror.broker import server
 from logmirror.cli import commands
-from logmirror.cli.broker_values import DEFAULTS
+from logmirror.cli.broker_values import DEFAULTS, broker_options
 from logmirror.config.problems import ConfigError
 from logmirror.errors import UsageError
 
@@ -205,6 +205,27 @@ def test_what_is_missing_or_wrong_is_a_clear_error(served, tmp_path):
         with pytest.raises(UsageError):
             commands.run_plain(["broker", *words])
     assert served == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--log-dir=s3://a/b", "--log-dir=s3://c/d"], "only one log directory may be in a bucket"),
+        (["--log-dir=a", "--log-dir=s3://c/d", "--standby"], "a standby has no log directory"),
+        (["--log-dir=a", "--work-dir=w"], "--work-dir is for a log directory in a bucket"),
+    ],
+)
+def test_what_a_bucket_does_not_allow_is_a_clear_error(served, words, message):
+    with pytest.raises(UsageError, match=message):
+        commands.run_plain(["broker", *words])
+    assert served == []
+
+
+def test_directories_on_disks_may_be_beside_a_bucket():
+    given = {**DEFAULTS, "log_dir": ("a", "s3://c/d", "b")}
+    found = broker_options(given.__getitem__)
+    assert found.bucket == "s3://c/d"
+    assert found.disk_dirs == (Path("a"), Path("b"))
 
 
 def test_validate_describes_the_section(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from kit.judges.clients import rows_by_librdkafka
 from kit.runs.page import Reader, commands
 from kit.servers.apache import ApacheTools
+from kit.servers.s3 import LogBucket
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "moves.md").read_text()
 
@@ -21,7 +22,7 @@ PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "moves.md").read_t
 def test_the_commands_of_the_page_move_a_partition(tmp_path):
     reader = Reader(tmp_path, "127.0.0.1:9092", with_spark=False)
     reader.use(ApacheTools("4.3.1"))
-    serve, produce, describe, plan, execute, verify = commands(PAGE)
+    serve, produce, describe, plan, execute, verify = commands(PAGE)[:6]
     first, second = f"{tmp_path}/disk-1", f"{tmp_path}/disk-2"
     os.environ["PWD"] = str(tmp_path)
 
@@ -49,6 +50,41 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
             word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:")
         )
         rows = list(rows_by_librdkafka(address, "orders"))
+        assert [row.value for row in rows] == [b"%d" % n for n in range(1, 100_001)]
+    finally:
+        reader.end()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_move_a_partition_to_a_bucket(
+    tmp_path, s3_server, bucket, monkeypatch
+):
+    place = LogBucket(s3_server, bucket)
+    for name, value in {**place.environment, "BUCKET": bucket}.items():
+        monkeypatch.setenv(name, value)
+    reader = Reader(tmp_path, "127.0.0.1:9093", with_spark=False)
+    reader.use(ApacheTools("4.3.1"))
+    serve, produce, plan, execute, describe = commands(PAGE)[6:11]
+
+    def places() -> list[str]:
+        lines = reader.type(describe).splitlines()
+        [found] = [json.loads(line) for line in lines if line.startswith("{")]
+        [broker] = found["brokers"]
+        return [one["logDir"] for one in broker["logDirs"] if one["partitions"]]
+
+    try:
+        broker = reader.leave_running(serve, until=lambda text: "listening on" in text)
+        reader.type(produce)
+        assert places() == [f"{tmp_path}/hot"]
+        reader.type(plan)
+        reader.type(execute)
+        deadline = time.monotonic() + 60
+        while (found := places()) != [place.url]:
+            assert time.monotonic() < deadline, found
+        address = next(
+            word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:")
+        )
+        rows = list(rows_by_librdkafka(address, "clicks"))
         assert [row.value for row in rows] == [b"%d" % n for n in range(1, 100_001)]
     finally:
         reader.end()

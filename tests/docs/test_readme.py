@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,17 +21,23 @@ from typing import TYPE_CHECKING, Final
 import duckdb
 import pytest
 
+from kit.judges.clients import rows_by_librdkafka
 from kit.runs import page
 from kit.runs.page import Reader
+from kit.servers.apache import ApacheTools
 from kit.servers.machine import program
+from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kit.servers.s3 import S3Server
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS: Final = "127.0.0.1:9092"
 STANDBY: Final = "127.0.0.1:9093"
+MOVING: Final = "127.0.0.1:9094"
 RECORDS: Final = 100_000
 
 
@@ -42,8 +49,14 @@ COMMANDS: Final = page.commands(README)
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    made = Reader(tmp_path, ADDRESS, STANDBY)
+def reader(
+    tmp_path: Path, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Reader]:
+    for name, value in LogBucket(s3_server, bucket).environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("BUCKET", bucket)
+    made = Reader(tmp_path, ADDRESS, STANDBY, MOVING)
+    made.use(ApacheTools("4.3.1"))
     yield made
     made.end()
 
@@ -85,6 +98,7 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     assert sorted(map(int, reader.type(commands[0]).split())) == list(range(1, 11))
     reader.type("seq 91 100 | kcat -P -b 127.0.0.1:9092 -t payments")
     assert sorted(map(int, reader.type(commands.popleft()).split())) == list(range(91, 101))
+    move_to_s3(reader, commands)
     assert commands[0].startswith("logmirror broker ")
     reader.leave_running(
         commands.popleft(), until=lambda output: "\nlistening on " in f"\n{output}"
@@ -103,6 +117,24 @@ def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     assert numbers == sorted(set(numbers) & {0, 1, 2})  # kcat draws partitions, not always all
     assert sum(row[1] for row in found) == RECORDS
     assert all(1 <= int(row[2]) <= RECORDS for row in found)
+
+
+def move_to_s3(reader: Reader, commands: deque[str]) -> None:
+    """Type the commands of "Move a partition to S3 while it is written"."""
+    assert commands[0].startswith("logmirror broker --log-dir hot ")
+    broker = reader.leave_running(
+        commands.popleft(), until=lambda output: "\nlistening on " in f"\n{output}"
+    )
+    for _ in range(3):
+        reader.type(commands.popleft())
+    assert commands[0].endswith(" --verify")
+    deadline = time.monotonic() + 60
+    while "completed successfully" not in (found := reader.type(commands[0])):
+        assert time.monotonic() < deadline, found
+    commands.popleft()
+    address = next(word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:"))
+    rows = list(rows_by_librdkafka(address, "clicks"))
+    assert [row.value for row in rows] == [b"%d" % n for n in range(1, RECORDS + 1)]
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:

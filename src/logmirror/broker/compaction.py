@@ -96,6 +96,43 @@ class OnDisk:
         """See `Replacing.end`."""
 
 
+class ByPlace:
+    """See `Replacing`, for logs of which some are in a bucket.
+
+    Args:
+        commits: The logs.
+        is_in_bucket: Whether a log is in the bucket.
+        in_bucket: Replaces the segments of these.
+        on_disk: Replaces those of the others.
+    """
+
+    def __init__(
+        self,
+        commits: GroupCommit,
+        is_in_bucket: Callable[[PartitionLog], bool],
+        in_bucket: Replacing,
+        on_disk: Replacing,
+    ) -> None:
+        self._commits, self._is_in_bucket = commits, is_in_bucket
+        self._in_bucket, self._on_disk = in_bucket, on_disk
+
+    def _of(self, log: PartitionLog) -> Replacing:
+        return self._in_bucket if self._is_in_bucket(log) else self._on_disk
+
+    async def begin(self, log: PartitionLog) -> None:
+        """See `Replacing.begin`. From then on the log is not moved (`GroupCommit.is_busy`)."""
+        await self._commits.arrived(log)
+        await self._of(log).begin(log)
+
+    async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
+        """See `Replacing.replace`."""
+        return await self._of(log).replace(log, cleaned)
+
+    def end(self, log: PartitionLog) -> None:
+        """See `Replacing.end`."""
+        self._of(log).end(log)
+
+
 class Compactor:
     """Compacts the logs of one broker. Runs on the event loop.
 

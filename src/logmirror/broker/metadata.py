@@ -12,6 +12,10 @@ A change is durable when the call returns. Schema 2:
                                             only in a bucket, see `bucket.replacing`
     moves(topic_id, partition, target, nonce)
                                             see `moves.mover`
+    bucket_partitions(topic_id, partition, residence)
+                                            see `bucket.residences`
+    left_partitions(residence, name, partition)
+                                            whose objects are not all removed
     broker_configs(scope, name, value)      see `dynamic_configs`
     quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 
@@ -30,9 +34,18 @@ import base64
 import threading
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.database import Database
+from logmirror.broker.place_rows import (
+    PLACES_SCHEMA,
+    Compacted,
+    PlaceRows,
+    Residence,
+    forget_places,
+    insert_residences,
+)
 from logmirror.clock import new_nonce
 from logmirror.errors import UsageError
 
@@ -43,6 +56,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.database import Shipping
 
+_NO_RESIDENCES: Final[Mapping[int, bytes]] = MappingProxyType({})
 _SCHEMA_VERSION: Final = "2"
 _OLDER_VERSIONS: Final = ("1",)
 _SCHEMA: Final = """
@@ -68,10 +82,6 @@ CREATE TABLE IF NOT EXISTS compacted_objects (
     topic_id BLOB NOT NULL, partition INTEGER NOT NULL, first INTEGER NOT NULL,
     next_offset INTEGER NOT NULL, version TEXT NOT NULL, PRIMARY KEY (topic_id, partition, first)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS moves (
-    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, target TEXT NOT NULL, nonce TEXT NOT NULL,
-    PRIMARY KEY (topic_id, partition)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS broker_configs (
     scope TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
@@ -83,26 +93,6 @@ _FIND_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name 
 PRODUCER_ID_BLOCK: Final = 1000
 """IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
 the rest of a block; there are 2^63 IDs."""
-
-
-class Compacted(NamedTuple):
-    """An object of a bucket that replaced others."""
-
-    first: int
-    next: int
-    version: str
-
-
-class MoveRow(NamedTuple):
-    """A move of a partition to another log directory that is not complete."""
-
-    topic_id: bytes
-    partition: int
-    target: str
-    """The log directory."""
-
-    nonce: str
-    """32 hexadecimal digits, in the name of its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +108,14 @@ class TopicRow:
 
     compacted: Mapping[int, Sequence[Compacted]] = field(default_factory=dict)
     """Compacted objects by partition, in order."""
+
+    residences: Mapping[int, bytes] = field(default_factory=dict)
+    """The IDs of the residences of partitions in a bucket, if others may be on disks."""
+
+    def residence(self, partition: int) -> Residence:
+        """Return the residence of a partition that is in a bucket."""
+        found = self.residences.get(partition, self.topic_id.bytes)
+        return Residence(found, self.name, partition)
 
 
 def new_uuid() -> uuid.UUID:
@@ -136,13 +134,13 @@ def short_form(value: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
-class MetadataStore:
+class MetadataStore(PlaceRows):
     """The broker's database. Safe to call from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
         self._lock = threading.Lock()
         self._next_producer_id = self._producer_ids_end = 0
-        self._database = Database(path, _SCHEMA, shipping=shipping)
+        self._database = Database(path, _SCHEMA + PLACES_SCHEMA, shipping=shipping)
         self._database.setting("next_producer_id", "1")
         self.cluster_id = self._database.setting("cluster_id", short_form(new_uuid()))
         version = self._database.setting("schema", _SCHEMA_VERSION)
@@ -184,6 +182,9 @@ class MetadataStore:
             for topic_id, partition, *found in database.execute(in_order):
                 of_topic = objects.setdefault(topic_id, {})
                 of_topic.setdefault(partition, []).append(Compacted(*found))
+            residences: dict[bytes, dict[int, bytes]] = {}
+            for topic_id, partition, one in database.execute("SELECT * FROM bucket_partitions"):
+                residences.setdefault(topic_id, {})[partition] = one
             select = "SELECT name, id, partitions FROM topics ORDER BY name"
             return [
                 TopicRow(
@@ -193,6 +194,7 @@ class MetadataStore:
                     configs=configs.get(name, {}),
                     log_starts=starts.get(name, {}),
                     compacted=objects.get(topic_id, {}),
+                    residences=residences.get(topic_id, {}),
                 )
                 for name, topic_id, partition_count in database.execute(select)
             ]
@@ -203,12 +205,18 @@ class MetadataStore:
             values = (row.name, row.topic_id.bytes, row.partition_count)
             database.execute("INSERT INTO topics VALUES (?, ?, ?, 'live')", values)
             _insert_configs(database, row.name, row.configs)
+            insert_residences(database, row.topic_id.bytes, row.residences)
 
-    def set_partition_count(self, topic: str, partition_count: int) -> None:
-        """Store a topic's new partition count."""
+    def set_partition_count(
+        self, topic: str, partition_count: int, residences: Mapping[int, bytes] = _NO_RESIDENCES
+    ) -> None:
+        """Store a topic's new partition count, and which of the new partitions are in a bucket."""
         with self._database.transaction() as database:
             update = "UPDATE topics SET partitions = ? WHERE name = ?"
             database.execute(update, (partition_count, topic))
+            select = "SELECT id FROM topics WHERE name = ?"
+            [topic_id] = database.execute(select, (topic,)).fetchone()
+            insert_residences(database, topic_id, residences)
 
     def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         """Replace a topic's settings."""
@@ -301,25 +309,6 @@ class MetadataStore:
                 [(*key, value) for key, value in changes.items() if value is not None],
             )
 
-    def moves(self) -> dict[tuple[bytes, int], MoveRow]:
-        """Return the moves that are not complete, by topic ID and partition."""
-        with self._database.transaction() as database:
-            rows = database.execute("SELECT * FROM moves").fetchall()
-        return {(row[0], row[1]): MoveRow(*row) for row in rows}
-
-    def change_moves(
-        self, begun: Collection[MoveRow], ended: Collection[tuple[bytes, int]]
-    ) -> None:
-        """Store moves; one of a partition replaces another. Forget those of other partitions."""
-        with self._database.transaction() as database:
-            delete = "DELETE FROM moves WHERE topic_id = ? AND partition = ?"
-            database.executemany(delete, ended)
-            insert = (
-                "INSERT OR REPLACE INTO moves SELECT ?1, ?2, ?3, ?4 "
-                "WHERE EXISTS (SELECT 1 FROM topics WHERE id = ?1)"
-            )
-            database.executemany(insert, begun)
-
     def begin_deletion(self, name: str) -> None:
         """Delete a topic; its name is free. Its files must be removed next."""
         with self._database.transaction() as database:
@@ -383,8 +372,9 @@ def _update_setting(database: sqlite3.Connection, name: str, value: str) -> None
 
 
 def _delete_topic(database: sqlite3.Connection, name: str) -> None:
+    forget_places(database, name)
     select = "SELECT id FROM topics WHERE name = ?"
-    for table in ("compacted", "compacted_objects", "moves"):
+    for table in ("compacted", "compacted_objects"):
         delete = f"DELETE FROM {table} WHERE topic_id IN ({select})"  # noqa: S608  # constants
         database.execute(delete, (name,))
     move = "INSERT INTO deleted_topics SELECT id, name, partitions FROM topics WHERE name = ?"

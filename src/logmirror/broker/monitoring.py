@@ -184,7 +184,7 @@ class BrokerViews:
             "cluster_id": broker.store.cluster_id,
             "node_id": broker.options.node_id,
             "port": broker.port,
-            "log_dirs": [str(path) for path in broker.options.log_dirs],
+            "log_dirs": list(broker.topics.dirs.by_name),
             "connections": len(self._connections.open),
             "topics": [_topic_status(topic) for topic in _topics(broker)],
             "offline": _offline(broker),

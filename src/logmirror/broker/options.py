@@ -113,7 +113,8 @@ class BrokerOptions:
     `broker.session.timeout.ms`."""
 
     more_log_dirs: tuple[Path, ...] = ()
-    """Further folders of topics. A new partition goes to the folder with the fewest partitions."""
+    """Further folders of topics. A new partition goes to the folder with the fewest partitions.
+    Beside a bucket, they are all folders on disks."""
 
     archives: tuple[Archive, ...] = ()
     """Archives that are mounted as read-only topics."""
@@ -314,5 +315,10 @@ class BrokerOptions:
 
     @property
     def log_dirs(self) -> tuple[Path, ...]:
-        """All log directories, in the order in which they were given."""
+        """All log directories, in the order in which they were given; a bucket's working folder."""
         return (self.log_dir, *self.more_log_dirs)
+
+    @property
+    def disk_dirs(self) -> tuple[Path, ...]:
+        """Those that are not in a bucket."""
+        return self.more_log_dirs if self.bucket else self.log_dirs

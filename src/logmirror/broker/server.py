@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import gc
 import logging
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from logmirror.broker.adoption import adopt
 from logmirror.broker.broker import Broker
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket_opening import open_bucket
 from logmirror.broker.changes import Changes
-from logmirror.broker.compaction import Compactor, OnDisk
+from logmirror.broker.compaction import ByPlace, Compactor, OnDisk
 from logmirror.broker.dynamic_configs import MOVE_RATE, DynamicConfigs
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -33,6 +33,7 @@ from logmirror.broker.log.batch_check import RECORD_CHECK
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import DEFAULT_LOADED_SEGMENTS, SegmentCache
+from logmirror.broker.log_dirs.holding import held_dir
 from logmirror.broker.log_dirs.placement import (
     PRIVATE,
     check_different,
@@ -40,7 +41,9 @@ from logmirror.broker.log_dirs.placement import (
     database_path,
 )
 from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.moves.bucket_routes import BucketRoutes
 from logmirror.broker.moves.mover import Moves
+from logmirror.broker.moves.routes import Routes
 from logmirror.broker.moves.throttle import Throttle
 from logmirror.broker.protocol.connections import Connections
 from logmirror.broker.protocol.listening import (
@@ -62,9 +65,8 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from logmirror.broker.archives.copies import LocalCopies
     from logmirror.broker.bucket.logs import BucketLogs
@@ -125,7 +127,7 @@ def serve(
     with bound_listeners(options) as bound, contextlib.ExitStack() as held:
         check_different(options.log_dirs)
         for path in options.log_dirs:
-            held.enter_context(_held(path))
+            held.enter_context(held_dir(path))
         bucket = None
         if store is not None:
             bucket = open_bucket(options, store, on_standby)
@@ -133,8 +135,10 @@ def serve(
                 return
             held.callback(bucket.close)
             _LOG.info("%s: taken over, epoch %d", options.bucket, bucket.epoch)
-        database = database_path(options.log_dirs)
+        database = database_path(options.log_dirs if bucket is None else options.log_dirs[:1])
         paths = database, database.with_name("state.sqlite"), database.with_name(FILE_NAME)
+        if bucket is not None:
+            adopt(bucket, options.disk_dirs, paths)
         shipping = [None if bucket is None else bucket.restored(path) for path in paths]
         metadata = held.enter_context(contextlib.closing(MetadataStore(paths[0], shipping[0])))
         state = held.enter_context(contextlib.closing(StateStore(paths[1], shipping[1])))
@@ -147,46 +151,6 @@ def serve(
             Disk().write_synced(file, [metadata.cluster_id.encode()])
             Disk().sync_folder(file.parent)
         uvloop.run(_serve(options, (metadata, state, security), bound, on_ready, bucket))
-
-
-@contextlib.contextmanager
-def _held(log_dir: Path) -> Iterator[Path]:
-    """Create and lock the log directory; yields the broker's private folder in it."""
-    private = log_dir / PRIVATE
-    try:
-        _make_durable(private)
-        lock = os.open(private / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise UsageError(
-            "log directory is not writable",
-            hint="give a writable directory with --log-dir",
-            path=str(log_dir),
-            cause=str(error),
-        ) from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(
-                "log directory is in use by another broker",
-                hint="stop that broker, or give another directory with --log-dir",
-                path=str(log_dir),
-            ) from error
-        yield private
-    finally:
-        os.close(lock)
-
-
-def _make_durable(folder: Path) -> None:
-    """Create a folder and its parents, and make their names durable."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    # The last two also if they exist: a crash may have prevented it before.
-    for parent in dict.fromkeys((*(path.parent for path in missing), *folder.parents[:2])):
-        try:
-            Disk().sync_folder(parent)
-        except PermissionError as error:
-            _LOG.warning("%s: could not be made durable: %s", parent, error)
 
 
 async def _serve(
@@ -214,8 +178,12 @@ async def _serve(
         commits.opened()
         await topics.create_missing()
         configs = DynamicConfigs(options.node_id, store.broker_configs())
-        if bucket is None:
-            topics.follow(Moves(store, commits, disk, movers, others, _throttle(configs)))
+        if options.disk_dirs:
+            routes = Routes(disk)
+            if isinstance(commits, BucketCommit):
+                routes = BucketRoutes(disk, topics, commits, store, changers)
+            parts = store, commits, disk, movers, changers, _throttle(configs), routes
+            topics.follow(Moves(*parts))
         copies, unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         transactions = _transactions(options, groups, state, store, topics, commits, changers)
@@ -343,7 +311,8 @@ def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Houseke
     topics, commits, cache, others = broker.topics, broker.commits, broker.cache, broker.executor
     replacing: Replacing = OnDisk(disk, cleaners)
     if isinstance(commits, BucketCommit):
-        replacing = InBucket(commits, broker.store, cleaners)
+        in_bucket = InBucket(commits, broker.store, cleaners)
+        replacing = ByPlace(commits, commits.bucket.is_open, in_bucket, replacing)
     housekeeping = Housekeeping(topics, commits, cache, disk, others, broker.clock)
     housekeeping.compactor = compactor = Compactor(
         *(topics, commits, cache, disk, broker.store, cleaners, others, broker.clock),

@@ -11,23 +11,18 @@ import asyncio
 import contextlib
 import logging
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.changes import Changes, in_time
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.log.durable_ends import BackgroundFlush, DurableEnd, DurableEnds
-from logmirror.broker.log.flush_rule import FlushRule
-from logmirror.broker.log.open_segments import DamagedLogError
-from logmirror.broker.log.partition_log import PartitionLog
-from logmirror.broker.log.producer_limit import ProducerLimit
-from logmirror.broker.log.recovery import recover
-from logmirror.broker.log_dirs.placement import LogDirs, PlaceError
+from logmirror.broker.log.durable_ends import BackgroundFlush
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
-from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import Move
+from logmirror.broker.partitions import Partitions
 from logmirror.broker.topic import RefusedTopicError, Topic, TopicDeletedError, check_name
 from logmirror.broker.topic_configs import TopicConfigs
-from logmirror.errors import LogmirrorError, UnavailableError, UsageError
+from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import uuid
@@ -37,11 +32,12 @@ if TYPE_CHECKING:
 
     from logmirror.broker.bucket.logs import BucketLogs
     from logmirror.broker.log.disk import Disk
-    from logmirror.broker.log.durable_ends import EndSlot
     from logmirror.broker.log.group_commit import GroupCommit
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.moves.mover import Moves
     from logmirror.broker.options import BrokerOptions
+    from logmirror.broker.place_rows import Residence
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_TOPIC_PARTITIONS: Final = 10_000
@@ -66,18 +62,16 @@ class Topics:
         self._commits = commits
         self._bucket = bucket
         self._options = options
-        self.dirs = LogDirs(options.log_dirs)
+        self.partitions = Partitions(options, store, disk, cache, bucket)
+        self.dirs = self.partitions.dirs
         self.moves: Moves | None = None
-        """Those between log directories; None in a bucket."""
-        self.leftovers: Leftovers | None = None
+        """Those between log directories; None if the only one is in a bucket."""
         self._store = store
         self._executor = executor
         self._disk = disk
-        self._cache = cache
-        self._producers = ProducerLimit(options.max_producers)
-        self._ends = DurableEnds(options.log_dir / ".logmirror" / "durable-ends", disk)
-        self._ends_flush = BackgroundFlush(self._ends)
+        self._ends_flush = BackgroundFlush(self.partitions.ends)
         self._changes = Changes(options.change_timeout_s)
+        self._removing: set[Residence] = set()
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
         self.version = 0
@@ -98,45 +92,28 @@ class Topics:
         """
         for row in self._store.deleting():
             self._remove_files(row, ())
+        self._remove_residences()
         rows = self._store.topics()
-        self.leftovers = leftovers = Leftovers(self.dirs, self._disk, self._store.moves())
-        if self._bucket is not None:
-            self._bucket.list_all(rows)
         self._check_accepted(rows)
-        self._ends.keep_only([row.topic_id for row in rows])
-        older = {at: DurableEnd(*end) for at, end in self._store.older_durable_ends().items()}
-        ends: list[tuple[EndSlot, DurableEnd]] = []
-        synced: set[Path] = set()
+        self.partitions.begin(rows)
         for row in rows:
-            logs: list[PartitionLog] = []
-            for number in range(row.partition_count):
-                slot = self._ends.slot(row.topic_id.bytes, number)
-                known = [slot.end, older.get((row.topic_id.bytes, number))]
-                durable = max((end for end in known if end is not None), default=None)
-                log = self._recovered(row, number, durable, synced)
-                end = log.durable_end() if log.failure is None else durable
-                is_new = end is not None and end.offset and end != slot.end
-                if end is not None and is_new and self._bucket is None:
-                    ends.append((slot, end))
-                logs.append(log)
-            self._admit(row, logs)
-            for log in logs:
+            self._admit(row, self.partitions.opened(row))
+            for log in self.by_name[row.name].logs:
                 self._commits.touch(log)
-            leftovers.list_others(row.name)
-        self._store.change_moves([], leftovers.ended)
-        self._ends.record_all(ends)
-        self._store.drop_older_durable_ends()
+        self.partitions.finish()
 
     def follow(self, moves: Moves) -> None:
         """Continue the moves between log directories, now that all partitions are open."""
         self.moves = moves
         moves.when_moved = self.dirs.moved
-        if self.leftovers is not None:
-            unfinished = [
+        unfinished, folders = self.partitions.left_over()
+        moves.open(
+            [
                 Move(row[:2], self.by_id[row.topic_id].logs[row.partition], target, row.nonce)
-                for row, target in self.leftovers.unfinished
-            ]
-            moves.open(unfinished, self.leftovers.folders)
+                for row, target in unfinished
+            ],
+            folders,
+        )
 
     def _check_accepted(self, rows: list[TopicRow]) -> None:
         known = {f"{row.name}-{n}" for row in rows for n in range(row.partition_count)}
@@ -153,58 +130,11 @@ class Topics:
             await self.moves.close()
         await self._ends_flush.close()
 
-    def _recovered(
-        self, row: TopicRow, partition: int, durable: DurableEnd | None, synced: set[Path]
-    ) -> PartitionLog:
-        configs = TopicConfigs(row.configs, self._options)
-        folder = self.dirs.paths[0] / row.name / str(partition)
-        try:
-            if self.leftovers is not None:
-                self.leftovers.finish(row, partition)
-            folder = self.dirs.find(row.name, partition)
-            if self._bucket is not None:
-                return self._bucket.open_log(
-                    row, partition, folder, self._cache, configs.segment_bytes
-                )
-            return recover(
-                folder,
-                disk=self._disk,
-                cache=self._cache,
-                segment_bytes=configs.segment_bytes,
-                log_start=row.log_starts.get(partition, 0),
-                durable=durable,
-                accept_loss=f"{row.name}-{partition}" in self._options.accept_data_loss,
-                synced=synced,
-            )
-        except (DamagedLogError, PlaceError) as error:
-            _LOG.error("%s-%d: offline: %s; %s", row.name, partition, error, error.hint)
-            return self._offline(folder, configs, error)
-        except (LogmirrorError, OSError) as error:
-            _LOG.exception("%s-%d: offline: the log could not be opened", row.name, partition)
-            failure = error if isinstance(error, LogmirrorError) else None
-            failure = failure or UnavailableError("log could not be opened", cause=str(error))
-            return self._offline(folder, configs, failure)
-
-    def _offline(
-        self, folder: Path, configs: TopicConfigs, failure: LogmirrorError
-    ) -> PartitionLog:
-        log = self._empty_log(folder, configs)
-        log.take_offline(failure)
-        return log
-
-    def _empty_log(self, folder: Path, configs: TopicConfigs) -> PartitionLog:
-        return PartitionLog(
-            folder, disk=self._disk, cache=self._cache, segment_bytes=configs.segment_bytes
-        )
-
-    async def _new_logs(
-        self, name: str, numbers: range, configs: TopicConfigs
-    ) -> list[PartitionLog]:
+    async def _new_logs(self, folders: list[Path], configs: TopicConfigs) -> list[PartitionLog]:
         """Return logs without records; thousands of them take a while, so a worker makes them."""
-        folders = [self.dirs.place(name, number) for number in numbers]
 
         def make() -> list[PartitionLog]:
-            return [self._empty_log(folder, configs) for folder in folders]
+            return [self.partitions.empty_log(folder, configs) for folder in folders]
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, make)
 
@@ -217,7 +147,7 @@ class Topics:
 
     def _admit(self, row: TopicRow, logs: list[PartitionLog]) -> Topic:
         configs = TopicConfigs(row.configs, self._options)
-        self._share(row.name, row.topic_id, 0, logs, configs)
+        self.partitions.share(row, range(len(logs)), logs, configs)
         topic = Topic(
             name=row.name,
             topic_id=row.topic_id,
@@ -228,28 +158,6 @@ class Topics:
         self.by_id[row.topic_id.bytes] = topic
         self.version += 1
         return topic
-
-    def _share(
-        self,
-        name: str,
-        topic_id: uuid.UUID,
-        first: int,
-        logs: list[PartitionLog],
-        configs: TopicConfigs,
-    ) -> None:
-        """Connect logs with what the partitions share."""
-        rule = self._flush_rule(configs)
-        for number, log in enumerate(logs, first):
-            log.producers.share(self._producers)
-            if self._bucket is None:
-                log.end_slot = self._ends.slot(topic_id.bytes, number)
-            else:
-                self._bucket.admit(log, name, topic_id, number)
-            log.flush_rule = rule
-
-    def _flush_rule(self, configs: TopicConfigs) -> FlushRule:
-        limit = self._options.flush_bytes
-        return FlushRule(messages=configs.flush_messages, bytes=limit, age_ms=configs.flush_ms)
 
     async def create_missing(self) -> None:
         """Create the topics that the options name and that do not exist.
@@ -287,8 +195,10 @@ class Topics:
             return None
         row = TopicRow(name=name, topic_id=new_uuid(), partition_count=count, configs=dict(configs))
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._store.create_topic, row)
-        logs = await self._new_logs(name, range(count), checked)
+        with self.partitions.placing(row, range(count)) as (folders, residences):
+            row = replace(row, residences=residences)
+            await loop.run_in_executor(self._executor, self._store.create_topic, row)
+        logs = await self._new_logs(folders, checked)
         _LOG.info("topic %s created with %d partitions", name, count)
         return self._admit(row, logs)
 
@@ -352,11 +262,14 @@ class Topics:
         if dry_run:
             return
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(
-            self._executor, self._store.set_partition_count, topic.name, count
-        )
-        logs = await self._new_logs(topic.name, range(before, count), topic.configs)
-        self._share(topic.name, topic.topic_id, before, logs, topic.configs)
+        row = TopicRow(name=topic.name, topic_id=topic.topic_id, partition_count=count, configs={})
+        with self.partitions.placing(row, range(before, count)) as (folders, residences):
+            row = replace(row, residences=residences)
+            await loop.run_in_executor(
+                self._executor, self._store.set_partition_count, topic.name, count, residences
+            )
+        logs = await self._new_logs(folders, topic.configs)
+        self.partitions.share(row, range(before, count), logs, topic.configs)
         topic.logs += tuple(logs)
         _LOG.info("topic %s: partitions increased to %d", topic.name, count)
 
@@ -400,7 +313,7 @@ class Topics:
         for log in topic.logs:
             log.segment_bytes = configs.segment_bytes
             self._commits.touch(log)
-            log.flush_rule = self._flush_rule(configs)
+            log.flush_rule = self.partitions.flush_rule(configs)
             self._commits.rule_changed(log)
         _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
 
@@ -465,7 +378,7 @@ class Topics:
             await self.moves.forget(topic.logs)
         for log in topic.logs:
             await self._commits.quiesce(log)
-        self._ends.forget(topic.topic_id.bytes, len(topic.logs))
+        self.partitions.ends.forget(topic.topic_id.bytes, len(topic.logs))
         self.dirs.remove(log.folder for log in topic.logs)
         row = TopicRow(
             name=topic.name,
@@ -478,7 +391,9 @@ class Topics:
 
     def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
         if self._bucket is not None:
-            self._bucket.delete_topic(row, logs, lambda: self._forget(row))
+            here = [log for log in logs if self._bucket.is_open(log)]
+            self._bucket.delete_topic(row, here, lambda: self._forget(row))
+            self._remove_residences()
         for folder in self.dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)
@@ -488,3 +403,20 @@ class Topics:
     def _forget(self, row: TopicRow) -> None:
         with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
             self._executor.submit(self._store.end_deletion, row.topic_id)
+
+    def _remove_residences(self) -> None:
+        """Begin to remove what has left the bucket. Blocks."""
+        for residence in self._store.left_partitions() if self._bucket is not None else ():
+            self.remove_residence(residence)
+
+    def remove_residence(self, residence: Residence) -> None:
+        """Begin to remove the objects of a partition that has left the bucket."""
+        if self._bucket is None or residence in self._removing:
+            return
+        self._removing.add(residence)
+
+        def forget() -> None:
+            with contextlib.suppress(RuntimeError):  # as above
+                self._executor.submit(self._store.end_removal, residence)
+
+        self._bucket.remove_residence(residence, forget)

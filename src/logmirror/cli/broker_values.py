@@ -67,8 +67,10 @@ def broker_options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions: 
 
     host, port = _parsed("--listen", parse_address, value("listen"))
     parse = functools.partial(parse_topic, partitions=value("partitions"))
-    log_dirs = [Path(path) for path in value("log_dir")]
     bucket = _bucket(value)
+    log_dirs = [Path(path) for path in value("log_dir") if str(path) != bucket]
+    if bucket:
+        log_dirs.insert(0, Path())  # replaced by its working folder
     return BrokerOptions(
         log_dir=log_dirs[0],
         more_log_dirs=tuple(log_dirs[1:]),
@@ -110,8 +112,10 @@ def _bucket(value: Callable[[str], Any]) -> str:
     """
     names = [str(name) for name in value("log_dir")]
     found = [name for name in names if name.startswith("s3://")]
-    if found and len(names) > 1:
-        raise UsageError("a log directory in a bucket must be the only one", found=names)
+    if len(found) > 1:
+        raise UsageError("only one log directory may be in a bucket", found=names)
+    if found and len(names) > 1 and value("standby"):
+        raise UsageError("a standby has no log directory on a disk", found=names)
     if not found and value("work_dir") is not None:
         raise UsageError("--work-dir is for a log directory in a bucket", found=names)
     if not found and value("standby"):

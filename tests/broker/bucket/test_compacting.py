@@ -34,7 +34,8 @@ from logmirror.broker.bucket.sealed_objects import object_name, sealed_objects
 from logmirror.broker.log.cleaner import Cleaned
 from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.segment import Segment
-from logmirror.broker.metadata import Compacted, MetadataStore, TopicRow
+from logmirror.broker.metadata import MetadataStore, TopicRow
+from logmirror.broker.place_rows import Compacted
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.failpoints import COMPACT_POINTS
 from logmirror.testing.memory_store import MemoryStore

@@ -359,7 +359,7 @@ def test_a_failed_flush_keeps_the_bytes_and_reports_to_all_that_wait(tmp_path):
             _append(log, number)
             log.when_durable(log.log_end, outcomes.append)
             commits.schedule(log)
-        room = asyncio.ensure_future(commits.room())
+        room = asyncio.ensure_future(commits.room(log))
         await asyncio.sleep(0.01)
         assert outcomes == []
         disk.error = OSError(errno.EIO, "bad disk")
@@ -383,7 +383,7 @@ def test_at_the_limit_of_unflushed_bytes_every_log_is_flushed_and_producers_wait
                 _append(log, number)
                 commits.schedule(log)
         assert commits.unflushed.is_reached
-        room = commits.room()
+        room = commits.room(log)
         await asyncio.sleep(0.05)
         assert not room.done()
         disk.may_flush.set()

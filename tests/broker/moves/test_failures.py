@@ -19,11 +19,11 @@ from logmirror.broker.log.segment import Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log_dirs.placement import LogDirs, absolute
-from logmirror.broker.metadata import MoveRow
 from logmirror.broker.moves import mover
 from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import MoveState
+from logmirror.broker.place_rows import MoveRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ from logmirror.broker.bucket.sealed_objects import (
     sealed_objects,
     upload,
 )
-from logmirror.broker.metadata import Compacted
+from logmirror.broker.place_rows import Compacted
 from logmirror.errors import FencedError, LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.testing.memory_store import MemoryStore
 

@@ -21,7 +21,7 @@ from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log_dirs.placement import LogDirs
-from logmirror.broker.metadata import MoveRow, TopicRow
+from logmirror.broker.metadata import TopicRow
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import Move
 from logmirror.broker.moves.mover import Moves
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.place_rows import MoveRow, Residence
 
 ROW = TopicRow(name="t", topic_id=uuid.UUID(int=9), partition_count=1, configs={})
 KEY = ROW.topic_id.bytes, 0
@@ -109,8 +110,12 @@ class Rows:
         self.before: Callable[[], None] = lambda: None
 
     def change_moves(
-        self, begun: Collection[MoveRow], ended: Collection[tuple[bytes, int]]
+        self,
+        begun: Collection[MoveRow],
+        ended: Collection[tuple[bytes, int]],
+        left: Collection[Residence] = (),
     ) -> None:
+        assert not left
         self.before()
         for key in ended:
             self.rows.pop(key, None)

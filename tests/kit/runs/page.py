@@ -96,7 +96,7 @@ class Reader:
     def leave_running(self, command: str, *, until: Callable[[str], bool]) -> Process:
         """Run a command in the background and wait until its output shows that it is ready."""
         log = self.folder / f"{len(self.running)}.log"
-        words = shlex.split(self._here(command.removesuffix("&")))
+        words = shlex.split(os.path.expandvars(self._here(command.removesuffix("&"))))
         process = Process(words, log=log, folder=self.folder, environment={**os.environ, **QUIET})
         self.running.append(process)
         self.wait(process, until)

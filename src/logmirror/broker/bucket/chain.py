@@ -51,7 +51,7 @@ SNAPSHOT_BYTES: Final = 64 * 1024 * 1024
 _SNAPSHOT_BYTES_PER_COMMIT: Final = 8 * 1024
 
 Key = tuple[bytes, int]
-"""Topic ID and partition."""
+"""Topic ID and partition; in the place of the topic ID the ID of a residence (`residences`)."""
 
 
 def commit_name(sequence: int) -> str:
@@ -128,6 +128,7 @@ class Coverage:
         self._commits: deque[_Needs] = deque()
         self._ends: dict[Key, int] = {}
         self._gone: set[bytes] = set()
+        self._left: set[Key] = set()
         self._snapshots: dict[str, _Snapshot] = {}
         self._newest, self._total_bytes = -1, 0
 
@@ -177,6 +178,10 @@ class Coverage:
         """Record that a topic is deleted."""
         self._gone.add(topic_id)
 
+    def left(self, key: Key) -> None:
+        """Record that a partition is not in the bucket any more."""
+        self._left.add(key)
+
     def take_removable(self) -> list[int]:
         """Return the commits that can be removed now, oldest first, and forget them."""
         found = []
@@ -196,7 +201,8 @@ class Coverage:
         return self._snapshots[name].sequence <= commit.sequence
 
     def _is_missing(self, key: Key, end: int) -> bool:
-        return key[0] not in self._gone and self._ends.get(key, 0) < end
+        is_here = key[0] not in self._gone and key not in self._left
+        return is_here and self._ends.get(key, 0) < end
 
     def holding(self, before_ms: int, most: int, most_bytes: int = MOST_BYTES) -> Held:
         """Return what holds old commits.

@@ -24,11 +24,12 @@ from logmirror.broker.log.file_names import open_path, sealed_path
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.reading import StorageError
 from logmirror.broker.log.segment import opened, walk
+from logmirror.broker.log.unflushed_limit import UnflushedLimit
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from concurrent.futures import Executor
 
     from logmirror.broker.bucket.chain import Key
@@ -86,6 +87,7 @@ class BucketCommit(GroupCommit):
     ) -> None:
         super().__init__(executor, bucket.disk, max_unflushed_bytes=max_unflushed_bytes)
         self.unflushed.counts_all = True
+        self._on_disk = UnflushedLimit(max_unflushed_bytes)
         self._bucket = bucket
         self._interval_ms, self._timeout_ms = interval_ms, timeout_ms
         self._tail_age_ms, self._max_commits = tail_age_ms, max_commits
@@ -122,14 +124,31 @@ class BucketCommit(GroupCommit):
 
     def schedule(self, log: PartitionLog) -> None:
         """See `GroupCommit.schedule`."""
-        self.unflushed.count(log)
+        self._limit_of(log).count(log)
         super().schedule(log)
 
     def must_wait(self, log: PartitionLog) -> bool:
-        """See `GroupCommit.must_wait`; all logs wait, as an outage may last."""
+        """See `GroupCommit.must_wait`; all logs of the bucket wait, as an outage may last."""
+        if not self._bucket.is_open(log):
+            return super().must_wait(log)
         return self.unflushed.is_reached and log.failure is None
 
+    def _limit_of(self, log: PartitionLog) -> UnflushedLimit:
+        return self.unflushed if self._bucket.is_open(log) else self._on_disk
+
+    def arrive(self, log: PartitionLog, confirm: Callable[[int], Awaitable[None]]) -> None:
+        """See `GroupCommit.arrive`; the log dir has just taken the log over, or let it go."""
+        for limit in (self.unflushed, self._on_disk):
+            limit.forget(log)
+        self._limit_of(log).count(log)
+        self._places.pop(log, None)
+        self._due.pop(log, None)
+        super().arrive(log, confirm)
+
     def _begin(self, log: PartitionLog) -> None:
+        if not self._bucket.is_open(log):
+            super()._begin(log)
+            return
         self._scheduled.discard(log)
         self._due[log] = None
         self._gather_soon()
@@ -144,7 +163,7 @@ class BucketCommit(GroupCommit):
         due, self._due = self._due, {}
         for log in due:
             since_ms = log.unflushed.since_ms
-            job = log.begin_sync()
+            job = log.begin_sync(is_due=self.is_arriving(log))
             if job is not None:
                 if since_ms is not None:
                     self._since_ms[log] = since_ms
@@ -153,8 +172,7 @@ class BucketCommit(GroupCommit):
 
     def _submit(self, log: PartitionLog, job: SyncJob) -> None:
         running: asyncio.Future[None] = self._loop.create_future()
-        self._running[log] = running
-        running.add_done_callback(lambda done: self._finish(log, job, done))
+        self._follow(log, job, running)
         self._in_flight += 1
         pieces = list(self._pieces(log, job))
         for number, (ranges, cut) in enumerate(pieces, 1):
@@ -236,11 +254,15 @@ class BucketCommit(GroupCommit):
 
     def stored_end(self, log: PartitionLog) -> int:
         """See `GroupCommit.stored_end`; their objects exist."""
+        if not self._bucket.is_open(log):
+            return super().stored_end(log)
         return min(super().stored_end(log), self._bucket.uploaded_end(log))
 
     # Deleting
 
     def _removal(self, log: PartitionLog) -> Callable[[list[Segment]], None]:
+        if not self._bucket.is_open(log):
+            return super()._removal(log)
         return lambda segments: self._bucket.remove(log, segments)
 
     # Time
@@ -254,7 +276,8 @@ class BucketCommit(GroupCommit):
                 "the bucket cannot be written", hint="the records may become durable later"
             )
             for log in {*self._running, *self._due, *self._scheduled}:
-                log.fail_waiters(failure)
+                if self._bucket.is_open(log) or self.is_arriving(log):
+                    log.fail_waiters(failure)
         self.merger.tick()
         held = self._bucket.holding(now_ms - self._tail_age_ms, self._max_commits)
         for log, end in held:
@@ -278,7 +301,7 @@ class BucketCommit(GroupCommit):
         deadline = self._loop.time() + GIVE_UP_S
         self.merger.stop()
         while self._loop.time() < deadline:
-            logs = {*self._scheduled, *self._timers, *self.unflushed.logs}
+            logs = {*self._scheduled, *self._timers, *self.unflushed.logs, *self._on_disk.logs}
             for timer in self._timers.values():
                 timer.cancel()
             self._timers.clear()  # else a log that waits for its time would be begun without end

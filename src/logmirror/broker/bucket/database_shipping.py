@@ -64,15 +64,24 @@ class DatabaseShipping:
         Raises:
             UnavailableError: The database is too large.
         """
-        if size_bytes > MAX_SNAPSHOT_BYTES:
-            raise UnavailableError(
-                "the database is too large for a snapshot",
-                hint="its changes stay in the bucket, and a start reads all of them; fewer groups, "
-                "topics or users make it smaller",
-                size_bytes=size_bytes,
-                limit_bytes=MAX_SNAPSHOT_BYTES,
-            )
+        check_size(size_bytes)
         return self._journal.begin_shipping(self._name, whole(), is_snapshot=True).result
+
+
+def check_size(size_bytes: int) -> None:
+    """Check that a snapshot of a database is not too large.
+
+    Raises:
+        UnavailableError: It is.
+    """
+    if size_bytes > MAX_SNAPSHOT_BYTES:
+        raise UnavailableError(
+            "the database is too large for a snapshot",
+            hint="its changes stay in the bucket, and a start reads all of them; fewer groups, "
+            "topics or users make it smaller",
+            size_bytes=size_bytes,
+            limit_bytes=MAX_SNAPSHOT_BYTES,
+        )
 
 
 def restore(path: Path, found: DatabaseEntries) -> None:

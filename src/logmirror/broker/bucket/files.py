@@ -72,8 +72,11 @@ class BucketDisk(Disk):
         self._folders[folder] = in_bucket
 
     def disconnect(self, folder: Path) -> None:
-        """Forget the folder of a partition that was deleted."""
+        """Forget the folder of a partition that is not in the bucket any more, and its files."""
         self._folders.pop(folder, None)
+        with self._lock:
+            for path in [path for path in self._kept if path.parent == folder]:
+                self.held_bytes -= self._kept.pop(path)
 
     def keep(self, path: Path, size_bytes: int) -> None:
         """Note a file whose object exists; remove files beyond the limit."""
@@ -227,6 +230,10 @@ class BucketDisk(Disk):
         return file
 
 
-def _failed(path: Path, error: Exception) -> OSError:
+class FetchError(OSError):
+    """A file could not be fetched from the bucket."""
+
+
+def _failed(path: Path, error: Exception) -> FetchError:
     _LOG.warning("%s: could not be fetched from the bucket: %s", path, error)
-    return OSError(errno.EIO, f"could not be fetched from the bucket: {error}", os.fspath(path))
+    return FetchError(errno.EIO, f"could not be fetched from the bucket: {error}", os.fspath(path))

@@ -9,40 +9,39 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.bundles import BUNDLES, Bundler
 from logmirror.broker.bucket.chain import COMMITS, PRODUCERS, commit_name
-from logmirror.broker.bucket.database_shipping import DatabaseShipping, Snapshots, restore
+from logmirror.broker.bucket.database_shipping import (
+    DatabaseShipping,
+    Snapshots,
+    check_size,
+    restore,
+)
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.heartbeats import Heart
 from logmirror.broker.bucket.journal import Journal
+from logmirror.broker.bucket.opening import Opening
 from logmirror.broker.bucket.parts import create_index, delete_object
-from logmirror.broker.bucket.recovery import READERS, take_over
+from logmirror.broker.bucket.recovery import DatabaseEntries, take_over
 from logmirror.broker.bucket.sealed_objects import (
-    SealedObject,
     create_object,
-    folder_of,
+    folder_at,
     pieces_of,
     producers_name,
-    sealed_objects,
     upload,
 )
 from logmirror.broker.bucket.stop_deadline import StopDeadline
 from logmirror.broker.bucket.tiling import INDEXED_BYTES
-from logmirror.broker.bucket.topic_deletion import TopicDeletion
+from logmirror.broker.bucket.topic_deletion import ResidenceRemoval, TopicDeletion
 from logmirror.broker.bucket.uploads import Uploads
-from logmirror.broker.log.batch_scan import scan
-from logmirror.broker.log.file_names import open_path, sealed_path
-from logmirror.broker.log.open_segments import read_open, remember
-from logmirror.broker.log.partition_log import PartitionLog
-from logmirror.broker.log.producer_state import ProducerState
+from logmirror.broker.log.file_names import sealed_path
 from logmirror.broker.log.segment import Segment
+from logmirror.broker.place_rows import Residence
 from logmirror.clock import new_nonce
-from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from logmirror.broker.bucket.bundles import Bundle
     from logmirror.broker.bucket.chain import Key
     from logmirror.broker.bucket.chain_writer import ChainWriter
-    from logmirror.broker.bucket.tails import Stretch
+    from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import TopicRow
     from logmirror.stores.base import BlobStore
@@ -62,15 +61,6 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 _CLOSE_S: Final = 2.0
 _SAY_S: Final = 2.0
-
-
-class _Listed(NamedTuple):
-    """What the bucket holds of a partition."""
-
-    objects: list[SealedObject]
-    deleted: list[str]
-    producers: bytes | None
-    stretches: list[Stretch]
 
 
 class BucketLogs:
@@ -128,9 +118,10 @@ class BucketLogs:
         self.journal.when_created = self._bundle
         self.journal.start()
         self._keys: dict[PartitionLog, Key] = {}
+        self._topic_keys: dict[PartitionLog, Key] = {}
         self._by_key: dict[Key, PartitionLog] = {}
         self._in_bucket: dict[PartitionLog, str] = {}
-        self._listed: dict[Key, _Listed | LogmirrorError] = {}
+        self._opening = Opening(store, self.disk, writer, self._recovered)
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._removable: deque[int] = deque()
         self._deadline = StopDeadline(self._give_up, folder)
@@ -154,9 +145,41 @@ class BucketLogs:
         restore(path, self._recovered.databases[name])
         return DatabaseShipping(self.journal, name)
 
+    @property
+    def store(self) -> BlobStore:
+        """The log dir."""
+        return self._store
+
+    def folder_of(self, log: PartitionLog) -> str:
+        """Return the folder of a log's objects."""
+        return self._in_bucket[log]
+
+    def residence_of(self, log: PartitionLog) -> Residence:
+        """Return the residence of a log."""
+        residence_id, number = self._keys[log]
+        return Residence(residence_id, log.folder.parent.name, number)
+
+    def has_database(self, name: str) -> bool:
+        """Whether the chain has a database; before it is `restored`."""
+        return name in self._recovered.databases
+
+    def adopt(self, name: str, whole: bytes) -> None:
+        """Take over a database. Blocks until it is in the chain; before it is `restored`.
+
+        Raises:
+            UnavailableError: It is too large.
+        """
+        check_size(len(whole))
+        self.journal.begin_shipping(name, whole, is_snapshot=True).result()
+        self._recovered.databases[name] = DatabaseEntries(whole)
+
     def key_of(self, log: PartitionLog) -> Key:
-        """Return topic ID and partition of a log."""
+        """Return what the chain has in the place of topic ID and partition of a log."""
         return self._keys[log]
+
+    def topic_key_of(self, log: PartitionLog) -> Key:
+        """Return topic ID and partition of a log."""
+        return self._topic_keys[log]
 
     def chain_state(self) -> tuple[int, dict[str, int]]:
         """Return how many commits a start would read, and `Coverage.since_snapshot`."""
@@ -173,145 +196,53 @@ class BucketLogs:
 
     # Opening
 
-    def list_all(self, rows: Iterable[TopicRow]) -> None:
-        """List the objects of all partitions, many at a time. Blocks; before `open_log`."""
-        known = list(rows)
-        ids = {row.topic_id.bytes for row in known}
+    def list_all(self, rows: Iterable[TopicRow], *, explicit: bool = False) -> None:
+        """List the objects of all partitions, many at a time. Blocks; before `open_log`.
+
+        Args:
+            rows: All topics.
+            explicit: Only those with a residence are in the bucket.
+        """
+        found = [
+            (row, number)
+            for row in rows
+            for number in range(row.partition_count)
+            if not explicit or number in row.residences
+        ]
+        keys = {row.residence(number).key for row, number in found}
         for key in self._recovered.tails:
-            if key[0] not in ids:
-                self._coverage.gone(key[0])
-        partitions = [(row, number) for row in known for number in range(row.partition_count)]
-        with ThreadPoolExecutor(READERS, "logmirror-open") as readers:
-            found = readers.map(lambda one: self._list(*one), partitions)
-            for (row, number), listed in zip(partitions, found, strict=True):
-                self._listed[row.topic_id.bytes, number] = listed
-
-    def _list(self, row: TopicRow, number: int) -> _Listed | LogmirrorError:
-        folder, start = folder_of(row.name, row.topic_id, number), row.log_starts.get(number, 0)
-        try:
-            with self._owner.opening():
-                compacted = row.compacted.get(number, ())
-                objects, deleted = sealed_objects(self._store, folder, start, compacted)
-                end = objects[-1].next if objects else None
-                tail = self._recovered.tails.get((row.topic_id.bytes, number))
-                stretches = tail.stretches(end, start) if tail is not None else []
-            begin = end if end is not None else stretches[0].first if stretches else start
-            producers = self._read_producers(folder, begin) if begin else None
-        except (CorruptionError, UnavailableError) as error:
-            return error
-        return _Listed(objects, deleted, producers, stretches)
-
-    def _read_producers(self, folder: str, offset: int) -> bytes | None:
-        name = producers_name(folder, offset)
-        try:
-            return self._store.read(name)
-        except KeyError:
-            return None
-        except CorruptionError as error:  # no reason to refuse the partition
-            _LOG.warning("%s: producer state is rebuilt from the log: %s", name, error)
-            return None
+            if key not in keys:
+                self._coverage.left(key)
+        self._opening.list_all(found)
 
     def open_log(
         self, row: TopicRow, number: int, folder: Path, cache: SegmentCache, segment_bytes: int
     ) -> PartitionLog:
-        """Open a partition. Everything in the returned log is durable.
-
-        Raises:
-            CorruptionError: Acknowledged records are missing.
-            UnavailableError: The bucket cannot be reached.
-            OSError: The working folder cannot be written.
-        """
-        key = row.topic_id.bytes, number
-        listed = self._listed.pop(key)
-        if isinstance(listed, LogmirrorError):
-            raise listed
-        in_bucket = folder_of(row.name, row.topic_id, number)
+        """Open a partition; raises as `Opening.open_log` does."""
+        residence = row.residence(number)
+        in_bucket = folder_at(residence)
         self.disk.connect(folder, in_bucket)
-        log_start = row.log_starts.get(number, 0)
-        segments = [
-            Segment(folder, one.first, one.next, one.size_bytes, version=one.version)
-            for one in listed.objects
-        ]
-        begin = segments[-1].next_offset if segments else None
+        found = self._opening.open_log(row, number, folder, cache, segment_bytes)
         with self.journal.lock:
-            self._coverage.covered(key, begin or 0)
-        if listed.deleted:
-            self._uploads.submit(key, lambda: self._delete_all(in_bucket, listed.deleted))
-        if segments or listed.stretches:
-            folder.mkdir(parents=True, exist_ok=True)
-        if begin is None:
-            begin = listed.stretches[0].first if listed.stretches else log_start
-        producers = self._producers(segments, begin, listed.producers)
-        tail = None
-        for stretch in listed.stretches:
-            segment = self._rebuilt(folder, stretch, producers)
-            segments.append(segment)
-            if stretch.next is None:
-                tail = segment
-            else:
-                state = producers.to_bytes(stretch.next)
-                self._pending.append((key, in_bucket, segment, state))
-        return PartitionLog(
-            folder,
-            disk=self.disk,
-            cache=cache,
-            segment_bytes=segment_bytes,
-            segments=segments,
-            tail=tail,
-            log_start=max(log_start, segments[0].first) if segments else log_start,
-            producers=producers,
-        )
+            self._coverage.covered(residence.key, found.sealed_end)
+        if found.deleted:
+            self._uploads.submit(residence.key, lambda: self._delete_all(in_bucket, found.deleted))
+        self._pending += [(residence.key, in_bucket, *one) for one in found.unsealed]
+        return found.log
 
-    def _producers(
-        self, segments: list[Segment], begin: int, stored: bytes | None
-    ) -> ProducerState:
-        """Return the producer state before an offset: stored, or from the segments."""
-        if stored is not None:
-            try:
-                return ProducerState.from_bytes(stored, begin)
-            except CorruptionError as error:
-                _LOG.warning("producer state is rebuilt from the log: %s", error)
-        producers = ProducerState()
-        for segment in segments:
-            for batch in scan(
-                self.disk.open_for_reading(segment.path), segment.first, contiguous=True
-            ):
-                remember(producers, batch)
-        return producers
-
-    def _rebuilt(self, folder: Path, stretch: Stretch, producers: ProducerState) -> Segment:
-        """Write a segment's file from its pieces."""
-        path = open_path(folder, stretch.first)
-        with path.open("xb") as file:
-            for piece in stretch.pieces:
-                with piece.file.open("rb") as source:
-                    source.seek(piece.position)
-                    file.write(source.read(piece.size_bytes))
-        end = stretch.pieces[-1].next
-        found = read_open(path, None, self.disk, producers, end)
-        if found.next_offset != end or found.size_bytes != found.found_bytes:
-            raise CorruptionError(
-                "commit objects hold damaged records", path=str(path), offset=found.next_offset
-            )
-        if stretch.next is not None:
-            path.rename(sealed_path(folder, stretch.first, stretch.next))
-            return Segment(folder, stretch.first, stretch.next, found.size_bytes)
-        file_of_tail = self.disk.open_for_append(path)
-        return Segment(
-            folder,
-            stretch.first,
-            end,
-            found.size_bytes,
-            is_sealed=False,
-            file=file_of_tail,
-            index=found.index,
-        )
-
-    def admit(self, log: PartitionLog, topic: str, topic_id: uuid.UUID, number: int) -> None:
-        """Connect a log with its place in the bucket."""
-        key = topic_id.bytes, number
-        self._keys[log], self._by_key[key] = key, log
-        self._in_bucket[log] = folder_of(topic, topic_id, number)
+    def admit(
+        self,
+        log: PartitionLog,
+        topic: str,
+        topic_id: uuid.UUID,
+        number: int,
+        residence: bytes | None = None,
+    ) -> None:
+        """Connect a log with its residence; None: it was created here."""
+        found = Residence(residence or topic_id.bytes, topic, number)
+        self._keys[log], self._by_key[found.key] = found.key, log
+        self._topic_keys[log] = topic_id.bytes, number
+        self._in_bucket[log] = folder_at(found)
         self.disk.connect(log.folder, self._in_bucket[log])
 
     def opened(self) -> None:
@@ -361,7 +292,7 @@ class BucketLogs:
         self._uploads.submit(key, run)
 
     def log_of(self, key: Key) -> PartitionLog | None:
-        """Return the log of a topic ID and partition; None: it is deleted, or not open yet."""
+        """Return the log of a key of the chain; None: it is not here any more, or not open yet."""
         return self._by_key.get(key)
 
     def uploaded_end(self, log: PartitionLog) -> int:
@@ -430,12 +361,33 @@ class BucketLogs:
     ) -> None:
         """Remove the objects of a topic whose deletion is in the chain; in the thread."""
         for log in logs:
-            self._by_key.pop(self._keys.pop(log, (b"", 0)), None)
-            self._in_bucket.pop(log, None)
-            self.disk.disconnect(log.folder)
+            self.leave(log)
         with self.journal.lock:
             self._coverage.gone(row.topic_id.bytes)
         TopicDeletion(self._store, row, self._uploads, when_done)
+        self._remove_soon()
+
+    # Moves
+
+    def enter(self, log: PartitionLog, topic_id: uuid.UUID, residence: Residence) -> None:
+        """Take over a log whose sealed segments are objects here."""
+        self.admit(log, residence.topic, topic_id, residence.partition, residence.id)
+        sealed = [one for one in log.segments if one.is_sealed]
+        with self.journal.lock:
+            self._coverage.covered(residence.key, sealed[-1].next_offset if sealed else 0)
+
+    def leave(self, log: PartitionLog) -> None:
+        """Let go of a log that was deleted, or is not here any more."""
+        self._by_key.pop(self._keys.pop(log, (b"", 0)), None)
+        self._in_bucket.pop(log, None)
+        self._topic_keys.pop(log, None)
+        self.disk.disconnect(log.folder)
+
+    def remove_residence(self, residence: Residence, when_done: Callable[[], None]) -> None:
+        """Remove what a partition has here that has left, as the chain says; in the thread."""
+        with self.journal.lock:
+            self._coverage.left(residence.key)
+        ResidenceRemoval(self._store, residence, self._uploads, when_done)
         self._remove_soon()
 
     # Replacing

@@ -95,6 +95,12 @@ class Merger:
         self._left.discard(log)
         self.consider(log)
 
+    def forget(self, log: PartitionLog) -> None:
+        """Forget a log that is not in the bucket any more."""
+        self._left.discard(log)
+        self._due.pop(log, None)
+        self._apart.pop(log, None)
+
     def stop(self) -> None:
         """Begin no further merge."""
         self._due.clear()

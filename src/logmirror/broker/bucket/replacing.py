@@ -22,7 +22,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
-from logmirror.broker.metadata import Compacted
+from logmirror.broker.place_rows import Compacted
 from logmirror.clock import new_nonce
 from logmirror.errors import UnavailableError
 
@@ -66,7 +66,7 @@ class InBucket:
 
     async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
         """See `Replacing.replace`."""
-        new, key = cleaned.segment, self._bucket.key_of(log)
+        new, key = cleaned.segment, self._bucket.topic_key_of(log)
         new.version = new_nonce()
         row = Compacted(new.first, new.next_offset, new.version)
         await self._create(
@@ -108,7 +108,7 @@ class InBucket:
 
     async def _undo(self, log: PartitionLog, cleaned: Cleaned) -> None:
         """Let the rows be those of the log's segments again."""
-        key = self._bucket.key_of(log)
+        key = self._bucket.topic_key_of(log)
         rows = [
             Compacted(one.first, one.next_offset, one.version)
             for one in log.segments

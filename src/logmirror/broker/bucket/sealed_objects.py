@@ -13,6 +13,8 @@ was created again meanwhile: no name is ever used again.
 from __future__ import annotations
 
 import contextlib
+import logging
+import uuid
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,13 +29,13 @@ from logmirror.errors import CorruptionError
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
-    import uuid
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from logmirror.broker.metadata import Compacted
-    from logmirror.stores.base import BlobStore, Buffer
+    from logmirror.broker.place_rows import Compacted, Residence
+    from logmirror.stores.base import BlobStore, Buffer, StagedObject
 
+_LOG: Final = logging.getLogger(__name__)
 _DIGITS: Final = 20
 _COPY_BYTES: Final = 4 * 1024 * 1024
 
@@ -50,6 +52,23 @@ class SealedObject(NamedTuple):
 def folder_of(topic: str, topic_id: uuid.UUID, partition: int) -> str:
     """Return the folder of a partition's objects."""
     return f"{topic}@{short_form(topic_id)}/{partition}"
+
+
+def folder_at(residence: Residence) -> str:
+    """Return the folder of the objects of a residence."""
+    return folder_of(residence.topic, uuid.UUID(bytes=residence.id), residence.partition)
+
+
+def read_producers(store: BlobStore, folder: str, offset: int) -> bytes | None:
+    """Return the producer state before an offset; None: it is missing, or cannot be read."""
+    name = producers_name(folder, offset)
+    try:
+        return store.read(name)
+    except KeyError:
+        return None
+    except CorruptionError as error:  # no reason to refuse the partition
+        _LOG.warning("%s: producer state is rebuilt from the log: %s", name, error)
+        return None
 
 
 def object_name(folder: str, first: int, after: int, version: str = "") -> str:
@@ -101,6 +120,15 @@ def create_object(  # noqa: PLR0913  # the parts of an object
     try:
         for part in data:
             size += staged.write(part)
+    except BaseException:
+        staged.abort()
+        raise
+    publish(store, staged, name, size)
+
+
+def publish(store: BlobStore, staged: StagedObject, name: str, size: int) -> None:
+    """Create an object of what is staged; raises as `upload` does."""
+    try:
         token = staged.finish(name, travels=False)
     except BaseException:
         staged.abort()

@@ -25,9 +25,9 @@ import os
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
+from logmirror.broker.changes import LateChangeError, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
-from logmirror.broker.log_dirs.placement import absolute
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
 
@@ -92,8 +92,6 @@ async def describe_log_dirs(
 
 def log_dir_names(broker: Broker) -> list[str]:
     """Return the names of the log directories."""
-    if broker.options.bucket:
-        return [broker.options.bucket]
     return list(broker.topics.dirs.by_name)
 
 
@@ -120,12 +118,13 @@ def _replicas(
     log = topic.logs[number] if number < len(topic.logs) else None  # it may shrink meanwhile
     if log is None or log.failure is not None or topic.is_archive:
         return
-    place = broker.options.bucket or absolute(log.folder.parent.parent)
+    dirs = broker.topics.dirs
+    place = dirs.name_of(log.folder.parent.parent)
     yield place, {"partition_size": log.size_bytes, "offset_lag": 0, "is_future_key": False}
     move = broker.topics.moves.of(log) if broker.topics.moves is not None else None
     if move is not None and move.is_shown:
         fields = {"partition_size": move.copied_bytes, "offset_lag": move.lag}
-        yield absolute(move.target), {**fields, "is_future_key": True}
+        yield dirs.name_of(move.target), {**fields, "is_future_key": True}
 
 
 async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
@@ -133,14 +132,17 @@ async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
 
     One that does not respond within `_VOLUME_S` counts as one that cannot be read.
     """
-    if broker.options.bucket:
-        return {broker.options.bucket: (ErrorCode.NONE, _UNKNOWN, _UNKNOWN)}
-    loop, names = asyncio.get_running_loop(), broker.topics.dirs.by_name
+    loop, dirs = asyncio.get_running_loop(), broker.topics.dirs
     asked = {
-        name: loop.run_in_executor(broker.executor, _volume, path) for name, path in names.items()
+        dirs.name_of(path): loop.run_in_executor(broker.executor, _volume, path)
+        for path in dirs.on_disk
     }
-    await asyncio.wait(asked.values(), timeout=_VOLUME_S)
-    return {name: one.result() if one.done() else _OFFLINE for name, one in asked.items()}
+    if asked:
+        await asyncio.wait(asked.values(), timeout=_VOLUME_S)
+    found = {name: one.result() if one.done() else _OFFLINE for name, one in asked.items()}
+    if dirs.bucket:
+        found[dirs.bucket] = ErrorCode.NONE, _UNKNOWN, _UNKNOWN
+    return found
 
 
 def _volume(path: Path) -> tuple[ErrorCode, int, int]:
@@ -168,8 +170,7 @@ async def alter_replica_log_dirs(
         name: dict.fromkeys(places, denied) for name, places in wanted.items()
     }
     if not denied:
-        async with _turn(broker):
-            await _move_all(broker, wanted, codes, turns)
+        await _move_in_time(broker, wanted, codes, turns)
     results = []
     for name, found in codes.items():
         await turns.took(len(found))
@@ -185,6 +186,28 @@ async def alter_replica_log_dirs(
             )
         )
     return await turns.encoded(broker, kind, header, results=tuple(results))
+
+
+async def _move_in_time(
+    broker: Broker,
+    wanted: dict[str, dict[int, str]],
+    codes: dict[str, dict[int, ErrorCode]],
+    turns: Turns,
+) -> None:
+    """Decide and store in turn; the database may be in a bucket that is away for long."""
+
+    async def move() -> dict[str, dict[int, ErrorCode]]:
+        found = {name: dict(places) for name, places in codes.items()}
+        async with _turn(broker):
+            await _move_all(broker, wanted, found, turns)
+        return found
+
+    try:
+        decided = await in_time(asyncio.ensure_future(move()), broker.options.change_timeout_s)
+    except LateChangeError:
+        late = ErrorCode.REQUEST_TIMED_OUT
+        decided = {name: dict.fromkeys(places, late) for name, places in wanted.items()}
+    codes.update(decided)
 
 
 def _turn(broker: Broker) -> contextlib.AbstractAsyncContextManager[None]:

@@ -267,7 +267,7 @@ def _appending(
                 responses.append(Produced(number, ErrorCode.POLICY_VIOLATION, -1, -1))
             else:
                 while broker.commits.must_wait(topic.logs[number]):
-                    yield broker.commits.room()
+                    yield broker.commits.room(topic.logs[number])
                 max_bytes, has_keys = topic.configs.max_message_bytes, topic.configs.is_compacted
                 checked = _quickly_checked(records, max_bytes, needs_keys=has_keys)
                 if checked is None:

@@ -212,14 +212,15 @@ class DurableEnds:
         """Free the slots of all other topics."""
         kept = {topic_id.bytes for topic_id in topics}
         for topic, partition in [key for key in self._slots if key[0] not in kept]:
-            self._forget(topic, partition)
+            self.forget_partition(topic, partition)
 
     def forget(self, topic: bytes, partition_count: int) -> None:
         """Free the slots of a deleted topic."""
         for partition in range(partition_count):
-            self._forget(topic, partition)
+            self.forget_partition(topic, partition)
 
-    def _forget(self, topic: bytes, partition: int) -> None:
+    def forget_partition(self, topic: bytes, partition: int) -> None:
+        """Free the slot of a partition that is not on a disk any more."""
         slot = self._slots.pop((topic, partition), None)
         if slot is not None and slot.number:
             self._free.append((slot.number, slot.generation))

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logmirror.broker.log.unflushed_limit import DEFAULT_UNFLUSHED_BYTES, UnflushedLimit
 from logmirror.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Executor
 
     from logmirror.broker.log.disk import Disk
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_TIMER_S: Final = 3600.0
+_LOOK_S: Final = 0.2
+
+
+class Arrival(NamedTuple):
+    """A log that came from another place; see `GroupCommit.arrive`."""
+
+    confirm: Callable[[int], Awaitable[None]]
+    ended: asyncio.Future[None]
 
 
 class GroupCommit:
@@ -44,6 +52,7 @@ class GroupCommit:
         self._running: dict[PartitionLog, asyncio.Future[None]] = {}
         self._timers: dict[PartitionLog, asyncio.TimerHandle] = {}
         self.unflushed = UnflushedLimit(max_unflushed_bytes)
+        self._arrivals: dict[PartitionLog, Arrival] = {}
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
         self._beside: dict[PartitionLog, asyncio.Future[None]] = {}
         self._touched: set[PartitionLog] = set()
@@ -61,9 +70,10 @@ class GroupCommit:
         if log.flush_rule.on_ack:
             self._flush_soon(log)
             return
-        self.unflushed.count(log)
-        if self.unflushed.is_reached:
-            for other in self.unflushed.logs:
+        limit = self._limit_of(log)
+        limit.count(log)
+        if limit.is_reached:
+            for other in limit.logs:
                 self._flush_soon(other)
         if log.is_flush_due(SYSTEM_CLOCK.monotonic_ms()):
             self._flush_soon(log)
@@ -72,11 +82,16 @@ class GroupCommit:
 
     def must_wait(self, log: PartitionLog) -> bool:
         """Whether a producer to this log must wait for `room`."""
-        return self.unflushed.is_reached and not log.flush_rule.on_ack
+        return self._limit_of(log).is_reached and not log.flush_rule.on_ack
 
-    def room(self) -> asyncio.Future[None]:
-        """Return a future that completes when the limit of unflushed bytes is not reached."""
-        return self.unflushed.room(self._loop)
+    def room(self, log: PartitionLog) -> asyncio.Future[None]:
+        """Return a future that completes when its limit of unflushed bytes is not reached."""
+        return self._limit_of(log).room(self._loop)
+
+    def _limit_of(self, log: PartitionLog) -> UnflushedLimit:
+        """Return the limit that a log counts for."""
+        del log
+        return self.unflushed
 
     def _set_timer(self, log: PartitionLog) -> None:
         """Flush the log when its oldest record requires it."""
@@ -94,7 +109,7 @@ class GroupCommit:
         timer = self._timers.pop(log, None)
         if timer is not None:
             timer.cancel()
-        self.unflushed.count(log)
+        self._limit_of(log).count(log)
         self.schedule(log)
 
     def _flush_soon(self, log: PartitionLog) -> None:
@@ -104,12 +119,52 @@ class GroupCommit:
 
     def _begin(self, log: PartitionLog) -> None:
         self._scheduled.discard(log)
-        job = log.begin_sync()
-        if job is None:
-            return
-        running = self._loop.run_in_executor(self._executor, job.run)
-        self._running[log] = running
-        running.add_done_callback(lambda done: self._finish(log, job, done))
+        job = log.begin_sync(is_due=log in self._arrivals)
+        if job is not None:
+            self._follow(log, job, self._loop.run_in_executor(self._executor, job.run))
+
+    def _follow(self, log: PartitionLog, job: SyncJob, work: asyncio.Future[None]) -> None:
+        """Finish a job when its work, and what `arrive` has asked for, has ended."""
+        arrival = self._arrivals.get(log)
+        if arrival is not None:
+            work = asyncio.ensure_future(self._confirmed(log, job, work, arrival))
+        self._running[log] = work
+        work.add_done_callback(lambda done: self._finish(log, job, done))
+
+    def arrive(self, log: PartitionLog, confirm: Callable[[int], Awaitable[None]]) -> None:
+        """Take over a log whose records are durable elsewhere.
+
+        Nothing more of it is reported as durable until `confirm` has ended. That is called with
+        the end of what is durable here: at least everything that is durable elsewhere.
+        """
+        self._arrivals[log] = Arrival(confirm, self._loop.create_future())
+        self._begin(log)
+
+    def is_arriving(self, log: PartitionLog) -> bool:
+        """Whether `confirm` has not ended yet."""
+        return log in self._arrivals
+
+    async def arrived(self, log: PartitionLog) -> None:
+        """Wait until it has, or has failed."""
+        arrival = self._arrivals.get(log)
+        while arrival is not None and not arrival.ended.done():
+            if log.failure is not None and log not in self._running:
+                return
+            await asyncio.wait([arrival.ended], timeout=_LOOK_S)
+
+    async def _confirmed(
+        self,
+        log: PartitionLog,
+        job: SyncJob,
+        work: asyncio.Future[None],
+        arrival: Arrival,
+    ) -> None:
+        try:
+            await work
+            await arrival.confirm(job.end_offset)
+        finally:
+            del self._arrivals[log]
+            arrival.ended.set_result(None)
 
     def _finish(self, log: PartitionLog, job: SyncJob, done: asyncio.Future[None]) -> None:
         del self._running[log]
@@ -123,7 +178,7 @@ class GroupCommit:
             self.touch(log)
         if job.seals:
             self.remove_deleted(log)
-        self.unflushed.count(log)
+        self._limit_of(log).count(log)
         if log.flush_rule.on_ack:
             self._begin(log)
             return
@@ -202,7 +257,7 @@ class GroupCommit:
         """Wait until no file of the log is being flushed, compacted or removed."""
         while (running := self._running.get(log)) is not None:
             await asyncio.wait([running])
-        self.unflushed.count(log)
+        self._limit_of(log).count(log)
         while (beside := self._beside.get(log)) is not None:
             await asyncio.wait([beside])
         await self.wait_removed(log)

@@ -24,6 +24,7 @@ All methods run on one thread. Only `SyncJob.run` runs in another; it uses only 
 from __future__ import annotations
 
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.batch_check import place
@@ -39,7 +40,7 @@ from logmirror.broker.log.sync_job import Seal, SyncJob
 from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.batch_check import BatchFacts
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.shadow import Shadow
 
 
+_NO_VERSIONS: Final[Mapping[Segment, str]] = MappingProxyType({})
 _FOLLOWED_BYTES: Final = 64 * 1024 * 1024
 """By so much a segment with a shadow may be larger, so that a busy log can be moved."""
 
@@ -215,6 +217,19 @@ class PartitionLog(ReadableLog):
         self._new_names = True
         return tail, file, index
 
+    def begin_segment(self) -> None:
+        """Create an open segment, if there is none.
+
+        Raises:
+            StorageError: The partition is offline, or it could not be created.
+        """
+        if self._tail is None:
+            self.check_online()
+            try:
+                self._new_tail()
+            except OSError as error:
+                raise self._refused(error) from error
+
     def roll(self) -> None:
         """Continue in a new segment, if the open one has records; the next flush seals that.
 
@@ -249,13 +264,17 @@ class PartitionLog(ReadableLog):
         """Whether no flush is running, and no full segment waits for one."""
         return not self._syncing and not self._seals
 
-    def relocate(self, folder: Path) -> None:
+    def relocate(self, folder: Path, versions: Mapping[Segment, str] = _NO_VERSIONS) -> None:
         """Continue in another folder: it has all segments, and the shadow as the open one.
 
         No other work on the files may be running.
+
+        Args:
+            folder: The folder.
+            versions: Those of segments that have one there.
         """
         for segment in self._segments.all:
-            segment.folder = folder
+            segment.folder, segment.version = folder, versions.get(segment, "")
             self._cache.close(segment)
         if self._tail is not None and self.shadow is not None:
             self._tail.file = self.shadow.file
@@ -296,14 +315,17 @@ class PartitionLog(ReadableLog):
             return True
         return self.flush_rule.is_due(self.unflushed, self.log_end - self.durable, now_ms)
 
-    def begin_sync(self) -> SyncJob | None:
+    def begin_sync(self, *, is_due: bool = False) -> SyncJob | None:
         """Return the job that makes everything written so far durable.
 
         None if there is nothing to do or a job is running. The caller runs the job and calls
         `finish_sync`.
+
+        Args:
+            is_due: Whether there is something to do in any case: the log is in another place now.
         """
         idle = self._syncing or self.failure is not None or self._tail is None
-        if idle or (self.durable == self.log_end and not self._seals):
+        if idle or (self.durable == self.log_end and not self._seals and not is_due):
             return None
         tail, file, _ = opened(self._tail)
         job = SyncJob(

@@ -43,6 +43,10 @@ class UnflushedLimit:
                 if not future.done():
                     future.set_result(None)
 
+    def forget(self, log: PartitionLog) -> None:
+        """Count nothing of a log that counts elsewhere."""
+        self.size_bytes -= self._sizes.pop(log, 0)
+
     @property
     def is_reached(self) -> bool:
         """Whether producers must wait."""

@@ -4,9 +4,13 @@ A new partition goes to the directory that was requested for it before it existe
 the one with the fewest partitions, as in Kafka; of several, to the one that was given first. At a
 start a partition is found in whichever directory has its folder.
 
-The database is in one of the directories, at first in the one that was given first. Each other one
-has a file with the cluster ID, `.logmirror/cluster-id`, so that directories of two brokers cannot
-be mixed, and that a broker does not start empty without the directory of its database.
+One of the directories may be in a bucket, beside those on disks. New partitions go there only if
+that was requested. Which ones are there is in the database, which is in the bucket itself then.
+
+Without a bucket the database is in one of the directories, at first in the one that was given
+first. Each other one has a file with the cluster ID, `.logmirror/cluster-id`, so that directories
+of two brokers cannot be mixed, and that a broker does not start empty without the directory of its
+database.
 """
 
 from __future__ import annotations
@@ -25,41 +29,73 @@ PRIVATE: Final = ".logmirror"
 _MAX_PREFERRED: Final = 100_000
 _DATABASE: Final = "broker.sqlite"
 _CLUSTER_ID: Final = "cluster-id"
+_ENDS: Final = "durable-ends"
 
 
 class PlaceError(CorruptionError):
-    """Two log directories have the same partition, and no move shows which one is right."""
+    """Two log directories have the same partition, or none that was given has it."""
 
 
 class LogDirs:
     """The log directories and the number of partitions in each.
 
     Args:
-        paths: At least one.
+        paths: Those on disks.
+        bucket: The name of the one in a bucket; empty: there is none.
+        work_dir: The working folder of that.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = tuple(paths)
+    def __init__(
+        self, paths: Sequence[Path], *, bucket: str = "", work_dir: Path | None = None
+    ) -> None:
+        self.on_disk = tuple(paths)
         self.by_name = {absolute(path): path for path in paths}
+        self.work_dir = work_dir if bucket else None
+        self.bucket = bucket
+        if self.work_dir is not None:
+            self.by_name[bucket] = self.work_dir
+        self.paths = tuple(self.by_name.values())
+        self._names = {path: name for name, path in self.by_name.items()}
         self._counts = dict.fromkeys(self.paths, 0)
         self.preferred: dict[tuple[str, int], Path] = {}
         """Where partitions go that do not exist yet, by topic and partition."""
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a log directory for clients."""
+        return self._names[path]
+
+    def is_in_bucket(self, folder: Path) -> bool:
+        """Whether the folder of a partition is in the bucket's working folder."""
+        return folder.parent.parent == self.work_dir
 
     def folders(self, topic: str) -> list[Path]:
         """Return the folders of a topic that exist."""
         return [path / topic for path in self.paths if (path / topic).exists()]
 
     def having(self, topic: str, partition: int) -> list[Path]:
-        """Return the folders of a partition."""
-        found = [path / topic / str(partition) for path in self.paths]
+        """Return the folders of a partition on disks."""
+        found = [path / topic / str(partition) for path in self.on_disk]
         return [folder for folder in found if folder.is_dir()]
 
-    def find(self, topic: str, partition: int) -> Path:
-        """Return the folder of an existing partition; a new one, if it has no records yet.
+    def in_bucket(self, topic: str, partition: int) -> Path:
+        """Return the folder of an existing partition that is in the bucket.
 
         Raises:
-            PlaceError: Two directories have one.
+            PlaceError: The bucket is not one of the log directories.
         """
+        if self.work_dir is None:
+            raise _missing(topic, partition, "in a bucket")
+        self._counts[self.work_dir] += 1
+        return self.work_dir / topic / str(partition)
+
+    def find(self, topic: str, partition: int) -> Path:
+        """Return the folder of an existing partition on a disk; a new one, if it has no records.
+
+        Raises:
+            PlaceError: Two directories have one, or no directory is on a disk.
+        """
+        if not self.on_disk:
+            raise _missing(topic, partition, "on a disk")
         found = self.having(topic, partition)
         if len(found) > 1:
             raise PlaceError(
@@ -76,7 +112,7 @@ class LogDirs:
     def place(self, topic: str, partition: int) -> Path:
         """Return the folder for a new partition."""
         path = self.preferred.pop((topic, partition), None)
-        path = path or min(self.paths, key=self._counts.__getitem__)
+        path = path or min(self.on_disk or self.paths, key=self._counts.__getitem__)
         self._counts[path] += 1
         return path / topic / str(partition)
 
@@ -95,6 +131,14 @@ class LogDirs:
         """Count partitions that were deleted."""
         for folder in folders:
             self._counts[folder.parent.parent] -= 1
+
+
+def _missing(topic: str, partition: int, where: str) -> PlaceError:
+    return PlaceError(
+        "a partition is in a log directory that was not given",
+        hint=f"start the broker with its log directory {where} too",
+        partition=f"{topic}-{partition}",
+    )
 
 
 def absolute(path: Path) -> str:
@@ -132,13 +176,26 @@ def database_path(paths: Sequence[Path]) -> Path:
         )
     if not found:
         for path in paths:
-            if (path / PRIVATE / _CLUSTER_ID).exists():
+            if cluster_id_file(path).exists():
                 raise UsageError(
                     "log directory without the one that has the broker's database",
-                    hint=f"give that directory too; it has the file {PRIVATE}/{_DATABASE}",
+                    hint="give that directory too; it is in a bucket, or has the file "
+                    f"{PRIVATE}/{_DATABASE}",
                     path=str(path),
                 )
     return (found or paths)[0] / PRIVATE / _DATABASE
+
+
+def cluster_id_file(path: Path) -> Path:
+    """Return the file with the cluster ID, of a directory that has no database."""
+    return path / PRIVATE / _CLUSTER_ID
+
+
+def ends_path(paths: Sequence[Path]) -> Path:
+    """Return the path of the durable ends: an existing one, or a new one in the first directory."""
+    first = sorted(paths, key=lambda path: not (path / PRIVATE / _DATABASE).exists())
+    found = [path / PRIVATE / _ENDS for path in first]
+    return next((path for path in found if path.exists()), found[0])
 
 
 def cluster_id_files(paths: Sequence[Path], cluster_id: str) -> list[Path]:
@@ -149,7 +206,7 @@ def cluster_id_files(paths: Sequence[Path], cluster_id: str) -> list[Path]:
     """
     missing = []
     for path in paths:
-        file = path / PRIVATE / _CLUSTER_ID
+        file = cluster_id_file(path)
         if (path / PRIVATE / _DATABASE).exists():
             continue
         found = file.read_text(encoding="ascii", errors="replace") if file.exists() else ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from logmirror.broker.log.batch_scan import Seen, scan
-from logmirror.broker.log.file_names import open_path
+from logmirror.broker.log.file_names import open_path, sealed_name, sealed_path
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
@@ -97,13 +97,7 @@ class SegmentCopy:
                 break
         batches.close()
         if self.position == begin and begin < end:
-            raise CorruptionError(
-                "record batch is damaged; the partition stays where it is",
-                hint="restore the file from a backup and restart the broker",
-                path=str(segment.path),
-                position=begin,
-                offset=self.next_offset,
-            )
+            raise damaged(segment.path, begin, self.next_offset)
         return self.position - begin
 
     def sync(self) -> None:
@@ -131,7 +125,20 @@ class SegmentCopy:
                 expected=self._digest.hexdigest(),
                 found=found,
             )
-        self._disk.rename(self.path, self._folder / self.segment.path.name)
+        segment = self.segment
+        name = sealed_name(segment.first, segment.next_offset)
+        self._disk.rename(self.path, self._folder / name)
+
+
+def damaged(path: Path, position: int, offset: int) -> CorruptionError:
+    """Return the error of a batch that cannot be copied."""
+    return CorruptionError(
+        "record batch is damaged; the partition stays where it is",
+        hint="restore the file from a backup and restart the broker",
+        path=str(path),
+        position=position,
+        offset=offset,
+    )
 
 
 def digest_of(file: OpenFile) -> str:
@@ -156,7 +163,7 @@ def is_copied(disk: Disk, segment: Segment, folder: Path) -> bool:
         OSError: A file could not be read.
     """
     try:
-        copy = disk.open_for_reading(folder / segment.path.name)
+        copy = disk.open_for_reading(sealed_path(folder, segment.first, segment.next_offset))
     except FileNotFoundError:
         return False
     if os.fstat(copy.fd).st_size != segment.size_bytes:

@@ -5,6 +5,13 @@ row, and the partition is not there         continues: the copy is used again
 row, and the target is not given any more   forgotten, if the partition is in one place
 -future, -delete without a row              removed
 
+For a move from or to a bucket the row of the residence decides (`bucket.residences`):
+
+move into the bucket, and the row is there  moved: the folder on the disk is removed
+move into the bucket, and it is not         continues: the objects are used again
+move out of it, and the row is there        continues: the folder on the disk is its copy
+move out of it, and it is not               moved
+
 The name of a copy is not enough to be its partition: the copy of a move has a file with the move's
 nonce (`move.mark_of`). A folder without it was put there by hand.
 """
@@ -14,15 +21,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap, mark_of
+from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap, free_name, mark_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log_dirs.placement import LogDirs
-    from logmirror.broker.metadata import MoveRow, TopicRow
+    from logmirror.broker.metadata import TopicRow
+    from logmirror.broker.place_rows import MoveRow
 
 _LEFT: Final = re.compile(rf"[0-9]+\.[0-9a-f]{{32}}({FUTURE}|{DELETE})")
 
@@ -34,6 +42,7 @@ class Leftovers:
         dirs: The log directories.
         disk: The system calls.
         rows: The moves that were not complete.
+        is_in_bucket: Whether a partition has a residence in the bucket.
 
     Attributes:
         unfinished: Those that continue, and their targets.
@@ -42,9 +51,14 @@ class Leftovers:
     """
 
     def __init__(
-        self, dirs: LogDirs, disk: Disk, rows: Mapping[tuple[bytes, int], MoveRow]
+        self,
+        dirs: LogDirs,
+        disk: Disk,
+        rows: Mapping[tuple[bytes, int], MoveRow],
+        is_in_bucket: Callable[[TopicRow, int], bool] = lambda _row, _partition: False,
     ) -> None:
         self._dirs, self._disk, self._rows = dirs, disk, rows
+        self._is_in_bucket = is_in_bucket
         self.unfinished: list[tuple[MoveRow, Path]] = []
         self.ended: list[tuple[bytes, int]] = []
         self.folders: list[Path] = []
@@ -59,28 +73,64 @@ class Leftovers:
         move = self._rows.get((row.topic_id.bytes, partition))
         if move is None:
             return
-        found = self._dirs.having(row.name, partition)
+        found, is_in_bucket = (
+            self._dirs.having(row.name, partition),
+            self._is_in_bucket(row, partition),
+        )
         target = self._dirs.by_name.get(move.target)
         if target is None:
-            if len(found) == 1:
+            if is_in_bucket or len(found) == 1:
                 self.ended.append((move.topic_id, move.partition))
-            return
-        new = target / row.name / str(partition)
-        if new in found:
-            found.remove(new)
-            if found and not mark_of(new, move.nonce).exists():
-                return  # put there by hand: both are left alone
-            for old in found:
-                finish_swap(self._disk, old, new, move.nonce)
-            self.ended.append((move.topic_id, move.partition))
-            self.folders.append(mark_of(new, move.nonce))
+        elif target == self._dirs.work_dir:
+            self._finish_into_bucket(move, target, found, is_in_bucket=is_in_bucket)
+        elif is_in_bucket:
+            self._finish_out_of_bucket(move, target, target / row.name / str(partition))
         else:
-            self._copies.add(new.with_name(f"{partition}.{move.nonce}{FUTURE}"))
+            self._finish_on_disk(move, target, target / row.name / str(partition), found)
+
+    def _finish_on_disk(self, move: MoveRow, target: Path, new: Path, found: list[Path]) -> None:
+        if new not in found:
+            self._continue(move, target, new)
+            return
+        found.remove(new)
+        if found and not mark_of(new, move.nonce).exists():
+            return  # put there by hand: both are left alone
+        for old in found:
+            finish_swap(self._disk, old, new, move.nonce)
+        self.ended.append((move.topic_id, move.partition))
+        self.folders.append(mark_of(new, move.nonce))
+
+    def _finish_into_bucket(
+        self, move: MoveRow, target: Path, found: list[Path], *, is_in_bucket: bool
+    ) -> None:
+        """See H1 in `bucket.residences`."""
+        if not is_in_bucket:
             self.unfinished.append((move, target))
+            return
+        if len(found) == 1:  # else one was put there by hand
+            self.folders.append(free_name(self._disk, found[0], move.nonce))
+        self.ended.append((move.topic_id, move.partition))
+
+    def _finish_out_of_bucket(self, move: MoveRow, target: Path, new: Path) -> None:
+        """See H1 in `bucket.residences`: what has the partition's name is its copy at most."""
+        if new.is_dir() and not mark_of(new, move.nonce).exists():
+            self.ended.append((move.topic_id, move.partition))  # put there by hand
+            return
+        if new.is_dir():
+            self._disk.rename(new, self._copy(move, new))
+            self._disk.sync_folder(new.parent)
+        self._continue(move, target, new)
+
+    def _continue(self, move: MoveRow, target: Path, new: Path) -> None:
+        self._copies.add(self._copy(move, new))
+        self.unfinished.append((move, target))
+
+    def _copy(self, move: MoveRow, new: Path) -> Path:
+        return new.with_name(f"{move.partition}.{move.nonce}{FUTURE}")
 
     def list_others(self, topic: str) -> None:
         """List what belongs to no move, once all partitions of the topic are finished."""
-        for folder in self._dirs.folders(topic):
-            for path in folder.iterdir():
+        for folder in [path / topic for path in self._dirs.on_disk]:
+            for path in folder.iterdir() if folder.exists() else ():
                 if path not in self._copies and _LEFT.fullmatch(path.name):
                     self.folders.append(path)

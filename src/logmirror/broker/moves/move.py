@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from logmirror import failpoints
-from logmirror.broker.log.file_names import open_path
+from logmirror.broker.log.file_names import open_path, sealed_name
 
 if TYPE_CHECKING:
     import asyncio
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.shadow import Shadow
     from logmirror.broker.moves.copying import SegmentCopy
+    from logmirror.broker.moves.routes import Route
+    from logmirror.broker.moves.upload import SegmentUpload
+    from logmirror.broker.place_rows import Residence
     from logmirror.errors import LogmirrorError
 
+Copy: TypeAlias = "SegmentCopy | SegmentUpload"
 FUTURE: Final = "-future"
 DELETE: Final = "-delete"
 _MARK: Final = ".move"
@@ -54,6 +58,13 @@ class Whole(NamedTuple):
         sealed = [segment for segment in log.segments if segment.is_sealed]
         return cls(sealed, log.open_segment, log.snapshot)
 
+    @property
+    def sealed_end(self) -> int:
+        """The offset behind the sealed segments."""
+        if self.tail is not None:
+            return self.tail.first
+        return self.sealed[-1].next_offset if self.sealed else 0
+
 
 @dataclass(slots=True, eq=False)
 class Move:
@@ -86,8 +97,29 @@ class Move:
     is_durable: bool = False
     """Following: everything that was copied before is durable."""
 
-    copy: SegmentCopy | None = None
+    route: Route = field(init=False, repr=False)
+    """Set when it is begun; see `routes`."""
+
+    copy: Copy | None = None
     """Of the segment that is being copied, or followed."""
+
+    objects: set[str] = field(default_factory=set)
+    """Into a bucket: the names of objects in its residence."""
+
+    versions: dict[Segment, str] = field(default_factory=dict)
+    """Into a bucket: those in the names of objects, see `bucket.replacing`."""
+
+    residence: Residence | None = None
+    """Out of a bucket: what it has left."""
+
+    rolls: int = 0
+    """How often the open segment was sealed, because it was large."""
+
+    is_placed: bool = False
+    """From or into a bucket: the row says that the partition is in the new place."""
+
+    trouble_since_ms: float | None = None
+    """Since when an error that may pass has not passed."""
 
     shadow: Shadow | None = None
     whole: Whole | None = None
@@ -133,19 +165,36 @@ def mark_of(folder: Path, nonce: str) -> Path:
     return folder / f".{nonce}{_MARK}"
 
 
-def make_durable(disk: Disk, move: Move, whole: Whole, copy: SegmentCopy | None) -> None:
-    """Remove what does not belong to the copy, and make the rest durable. Blocks."""
-    future, snapshot = move.future, whole.snapshot
-    kept = {segment.path.name for segment in whole.sealed} | {mark_of(future, move.nonce).name}
+def make_durable(
+    disk: Disk,
+    move: Move,
+    whole: Whole,
+    copy: SegmentCopy | None,
+    snapshot: tuple[Path, bytes] | None = None,
+) -> None:
+    """Remove what does not belong to the copy, and make the rest durable. Blocks.
+
+    Args:
+        disk: The system calls.
+        move: The move.
+        whole: What the copy holds.
+        copy: Of the open segment.
+        snapshot: The producer snapshot, if it is not that of `whole`.
+    """
+    future = move.future
+    if whole.snapshot is not None:
+        snapshot = future / whole.snapshot.name, whole.snapshot.read_bytes()
+    kept = {sealed_name(segment.first, segment.next_offset) for segment in whole.sealed}
+    kept.add(mark_of(future, move.nonce).name)
     if whole.tail is not None:
         kept.add(open_path(future, whole.tail.first).name)
     if snapshot is not None:
-        kept.add(snapshot.name)
+        kept.add(snapshot[0].name)
     for path in future.iterdir():
         if path.name not in kept:
             disk.unlink(path)
     if snapshot is not None:
-        disk.write_synced(future / snapshot.name, [snapshot.read_bytes()])
+        disk.write_synced(snapshot[0], [snapshot[1]])
     if copy is not None:
         copy.sync()
     for folder in (future, future.parent, move.target):
@@ -157,6 +206,15 @@ def finish_swap(disk: Disk, old: Path, new: Path, nonce: str) -> Path:
     """Make a swap durable, and take the name from the old folder; returns its new one. Blocks."""
     disk.sync_folder(new.parent)
     disk.sync_folder(new.parent.parent)
+    return free_name(disk, old, nonce)
+
+
+def free_name(disk: Disk, old: Path, nonce: str) -> Path:
+    """Take the name from the folder of a partition that is not there any more. Blocks.
+
+    Returns:
+        Its new name.
+    """
     gone = old.with_name(f"{old.name}.{nonce}{DELETE}")
     failpoints.reach("move.named")
     if old.exists():

@@ -25,29 +25,27 @@ All methods run on the event loop; files are copied in threads, a step at a time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
 from logmirror.broker.log.shadow import Shadow
-from logmirror.broker.log_dirs.placement import absolute
-from logmirror.broker.metadata import MoveRow
-from logmirror.broker.moves.copying import SegmentCopy, is_copied
+from logmirror.broker.moves.copier import Copier, last_copy
 from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
     MoveState,
     Whole,
-    finish_swap,
-    make_durable,
     mark_of,
-    prepare,
     remove_folder,
 )
-from logmirror.clock import new_nonce
-from logmirror.errors import CorruptionError, InternalError, LogmirrorError, UnavailableError
+from logmirror.broker.moves.routes import Routes
+from logmirror.broker.place_rows import MoveRow
+from logmirror.clock import SYSTEM_CLOCK, new_nonce
+from logmirror.errors import InternalError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -57,15 +55,10 @@ if TYPE_CHECKING:
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.partition_log import PartitionLog
-    from logmirror.broker.log.segment import Segment
     from logmirror.broker.metadata import MetadataStore
     from logmirror.broker.moves.throttle import Throttle
 
-_Result = TypeVar("_Result")
 _LOG: Final = logging.getLogger(__name__)
-_STEP_BYTES: Final = 4 * 1024 * 1024
-"""What one step copies, before other moves have their turn."""
-
 _ACTIVE: Final = 8
 """Moves in turn, so that few files are open; the others have not begun."""
 
@@ -73,9 +66,11 @@ _STEPS: Final = 2
 """Steps that run at once."""
 
 _RETRY_S: Final = 0.02
+_PAUSE_S: Final = 2.0
+_PATIENCE_MS: Final = 600_000.0
+"""How long a move to or from a bucket waits for it, before it fails."""
+
 _CLEAN_S: Final = 5.0
-_LAST_BYTES: Final = 128 * 1024
-"""What is copied on the event loop, at most: well below a millisecond."""
 
 
 class Moves:
@@ -88,6 +83,7 @@ class Moves:
         threads: For copying.
         executor: For the database.
         throttle: The limit of all moves together.
+        routes: What differs between the ways of a move; None: all directories are on disks.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917  # the broker's parts
@@ -98,10 +94,13 @@ class Moves:
         threads: Executor,
         executor: Executor,
         throttle: Throttle,
+        routes: Routes | None = None,
     ) -> None:
         self._store, self._commits, self._disk = store, commits, disk
+        self._routes = routes or Routes(disk)
         self._threads, self._executor = threads, executor
         self.throttle = throttle
+        self._copier = Copier(commits, threads, throttle)
         self._moves: dict[PartitionLog, Move] = {}
         self._backlog: deque[Move] = deque()
         self._active: set[Move] = set()
@@ -109,6 +108,7 @@ class Moves:
         self._steps: dict[Move, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.is_stopping = False
+        self._stopping = asyncio.Event()
         self.turn = asyncio.Lock()
         """Of `change`."""
 
@@ -152,10 +152,10 @@ class Moves:
                 dropped.append(old)
             if target != _log_dir(log):
                 begun.append(Move(key, log, target, new_nonce() + new_nonce()))
-        rows = [MoveRow(*move.key, absolute(move.target), move.nonce) for move in begun]
-        ended = [move.key for move in dropped]
+        name_of = self._routes.name_of
+        rows = [MoveRow(*move.key, name_of(move.target), move.nonce) for move in begun]
         try:
-            await self._stored(rows, ended)
+            await self._stored(rows, dropped)
         except LogmirrorError as error:
             for move in dropped:
                 self._fail(move, error)
@@ -182,9 +182,9 @@ class Moves:
             places = {
                 log: target / log.folder.parent.name / log.folder.name
                 for _, log, target in wanted
-                if target != _log_dir(log)
+                if target != _log_dir(log) and not self._routes.is_in_bucket(target)
             }
-            found = await self._in_thread(_existing, places)
+            found = await self._copier.in_thread(_existing, places)
             late = self._cleaned(wanted)
             if not late or loop.time() >= deadline_s:
                 return found | late
@@ -202,6 +202,7 @@ class Moves:
 
     def _begin(self, moves: Iterable[Move]) -> None:
         for move in moves:
+            move.route = self._routes.of(move)
             self._moves[move.log] = move
             self._backlog.append(move)
         self._pump()
@@ -217,6 +218,7 @@ class Moves:
     async def close(self) -> None:
         """End the work in progress; the next start continues."""
         self.is_stopping = True
+        self._stopping.set()
         self._waiting.clear()
         for move in self._moves.values():
             self._detach(move, move.state)
@@ -252,84 +254,50 @@ class Moves:
                 self._try_swap(move)
                 if move.state is MoveState.FOLLOWING:
                     await asyncio.sleep(_RETRY_S)
-            elif await self.throttle.wait():
-                await self._copy(move)
+            elif await self.throttle.wait() and await self._copier.step(move):
+                await self._follow(move)
+            move.trouble_since_ms = None
         except (LogmirrorError, OSError) as error:
-            if move.is_active:
+            if not move.is_active:
+                pass
+            elif self._may_pass(move, error):
+                _LOG.info("%s: the move waits: %s", move.log.folder, error)
+                await self._pause()
+            else:
                 self._fail(move, error)
         except Exception as error:  # noqa: BLE001  # a defect must not end other moves
             if move.is_active:
                 self._fail(move, InternalError("move failed", cause=repr(error)))
 
-    async def _copy(self, move: Move) -> None:
-        log = move.log
-        if not move.is_prepared:
-            await self._in_thread(prepare, self._disk, move)
-            move.is_prepared = True
-        for segment in log.segments:
-            if segment.is_sealed and segment not in move.copied:
-                await self._copy_sealed(move, segment)
-                return
-        tail = log.open_segment
-        for segment in log.segments:
-            if segment is not tail and not segment.is_sealed:
-                await self._commits.flushed(log, segment.next_offset)
-                return
-        if tail is not None:
-            copy = await self._copy_of(move, tail)
-            end = tail.size_bytes
-            if end - copy.position > _LAST_BYTES:
-                await self._advance(move, copy, end)
-                return
-        if move.state is MoveState.COPYING and log.open_segment is tail:
-            await self._follow(move, tail)
-
-    async def _copy_sealed(self, move: Move, segment: Segment) -> None:
-        try:
-            if move.copy is None and segment.path.name in move.names:  # from before a restart
-                if await self._in_thread(is_copied, self._disk, segment, move.future):
-                    self._is_copied(move, segment)
-                    return
-                move.names.discard(segment.path.name)
-            copy = await self._copy_of(move, segment)
-            await self._advance(move, copy, segment.size_bytes)
-            if copy.position == segment.size_bytes:
-                await self._in_thread(copy.finish)
-                self._is_copied(move, segment)
-        except (OSError, CorruptionError):
-            if segment in move.log.segments:
-                raise
-            move.copy = None  # it was deleted, or compacted, meanwhile
-
-    def _is_copied(self, move: Move, segment: Segment) -> None:
-        failpoints.reach("move.copied")
+    def _may_pass(self, move: Move, error: Exception) -> bool:
+        """Whether to try again after an error; what was copied of the segment is dropped."""
+        if not move.route.is_passing(error):
+            return False
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        if move.trouble_since_ms is None:
+            move.trouble_since_ms = now_ms
         move.copy = None
-        move.copied.add(segment)
-        move.next_offset = max(move.next_offset, segment.next_offset)
+        return now_ms - move.trouble_since_ms < _PATIENCE_MS
 
-    async def _copy_of(self, move: Move, segment: Segment) -> SegmentCopy:
-        if move.copy is None or move.copy.segment is not segment:
-            move.copy = None
-            move.copy = await self._in_thread(SegmentCopy, self._disk, segment, move.future)
-        return move.copy
-
-    async def _advance(self, move: Move, copy: SegmentCopy, end: int) -> None:
-        count = await self._in_thread(copy.step, end, self.throttle.limit(_STEP_BYTES))
-        self.throttle.count(count)
-        move.copied_bytes += count
-        move.next_offset = max(move.next_offset, copy.next_offset)
+    async def _pause(self) -> None:
+        """Wait before a repetition; a stop ends it."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), _PAUSE_S)
 
     # Following, and the swap
 
-    async def _follow(self, move: Move, tail: Segment | None) -> None:
-        log = move.log
-        if tail is not None and move.copy is not None:
-            move.copied_bytes += move.copy.step(tail.size_bytes, tail.size_bytes)
-            log.shadow = move.shadow = Shadow(self._disk, move.copy.file)
+    async def _follow(self, move: Move) -> None:
+        if move.state is not MoveState.COPYING:
+            return
+        log, copy = move.log, last_copy(move)
+        tail = log.open_segment
+        if tail is not None and copy is not None:
+            move.copied_bytes += copy.step(tail.size_bytes, tail.size_bytes)
+            log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, whole = log.log_end, Whole.of(log)
         move.state, move.whole = MoveState.FOLLOWING, whole
         try:
-            await self._in_thread(make_durable, self._disk, move, whole, move.copy)
+            await self._copier.in_thread(move.route.make_durable, move, whole, copy)
         except FileNotFoundError:
             if log.snapshot == whole.snapshot:
                 raise
@@ -343,7 +311,7 @@ class Moves:
         log = move.log
         if move.state is not MoveState.FOLLOWING or not move.is_durable or log.failure is not None:
             return
-        if not log.is_at_rest or self._commits.is_busy(log):
+        if not log.is_at_rest or self._commits.is_busy(log) or not move.route.may_swap(move):
             return
         if move.shadow is not None and move.shadow.failure is not None:
             self._fail(move, move.shadow.failure)
@@ -359,8 +327,10 @@ class Moves:
             self._fail(move, error)
             return
         failpoints.reach("move.swapped")
-        log.relocate(new)
+        move.route.leave(move)
+        log.relocate(new, move.versions)
         self._detach(move, MoveState.MOVED)
+        move.route.enter(move)
         self._commits.touch(log)
         self.when_moved(old, new)
         _LOG.info("%s moved to %s", old, new)
@@ -368,8 +338,11 @@ class Moves:
 
     async def _clean(self, move: Move, old: Path, new: Path) -> None:
         try:
-            gone = await self._in_thread(finish_swap, self._disk, old, new, move.nonce)
-            await self._stored([], [move.key])
+            if not await move.route.placed(move):
+                _LOG.error("%s: the next start decides where it is", new)
+                return
+            gone = await self._copier.in_thread(move.route.finish, old, new, move.nonce)
+            await self._stored([], [move], is_done=True)
         except (LogmirrorError, OSError) as error:
             _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
             return
@@ -377,7 +350,9 @@ class Moves:
             if self._moves.get(move.log) is move:
                 del self._moves[move.log]
         failpoints.reach("move.done")
-        await self._in_thread(self._disk.unlink, mark_of(new, move.nonce))
+        if move.residence is not None:
+            await self._copier.in_thread(self._routes.remove, move.residence)
+        await self._copier.in_thread(self._disk.unlink, mark_of(new, move.nonce))
         await self._remove_all([gone])
 
     # The end of a move
@@ -388,8 +363,10 @@ class Moves:
         if move.shadow is not None and log.shadow is move.shadow:
             log.shadow = None
         log.when_synced = _nothing
-        move.copy = move.shadow = None
+        move.copy = None
+        move.shadow = None
         move.is_durable, move.state = False, state
+        move.route.end(move)
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
         if not isinstance(error, LogmirrorError):
@@ -404,11 +381,13 @@ class Moves:
         """Remove the copy of a move that was cancelled."""
         await self._idle(move)
         await self._remove_all([move.future])
+        for residence in move.route.left(move):
+            await self._copier.in_thread(self._routes.remove, residence)
 
     async def _remove_all(self, folders: list[Path]) -> None:
         for folder in folders:
             try:
-                await self._in_thread(remove_folder, folder)
+                await self._copier.in_thread(remove_folder, folder)
             except OSError as error:
                 _LOG.warning("%s: the next start removes it: %s", folder, error)
 
@@ -425,13 +404,14 @@ class Moves:
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
-
-    async def _stored(self, begun: list[MoveRow], ended: list[tuple[bytes, int]]) -> None:
+    async def _stored(
+        self, begun: list[MoveRow], ended: list[Move], *, is_done: bool = False
+    ) -> None:
         if begun or ended:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, self._store.change_moves, begun, ended)
+            left = [one for move in ended if not is_done for one in move.route.left(move)]
+            keys = [move.key for move in ended]
+            change = functools.partial(self._store.change_moves, begun, keys, left)
+            await asyncio.get_running_loop().run_in_executor(self._executor, change)
 
 
 def _existing(places: dict[PartitionLog, Path]) -> set[PartitionLog]:

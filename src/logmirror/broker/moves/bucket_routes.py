@@ -1,0 +1,266 @@
+"""The ways of a move between a disk and a bucket; the rules are in `bucket.residences`.
+
+    into: sealed segments uploaded -> the rest copied to the working folder, and followed -> swap
+          -> the open segment in the chain -> row -> old folder removed
+    out:  sealed segments and the rest copied to the disk, and followed -> swap
+          -> the open segment flushed -> row removed -> objects removed
+
+The swap is as between disks: a rename on the event loop. What is appended after it is acknowledged
+when the row has changed, so producers wait for one or two commits, as they always do in a bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from logmirror import failpoints
+from logmirror.broker.bucket.files import FetchError
+from logmirror.broker.bucket.parts import delete_object
+from logmirror.broker.bucket.sealed_objects import folder_at, producers_name, read_producers
+from logmirror.broker.log.durable_ends import DurableEnd
+from logmirror.broker.log.file_names import open_path, sealed_name, snapshot_path
+from logmirror.broker.moves.copying import SegmentCopy
+from logmirror.broker.moves.move import free_name, make_durable, remove_folder
+from logmirror.broker.moves.routes import Route, Routes
+from logmirror.broker.moves.upload import SegmentUpload, is_uploaded
+from logmirror.broker.place_rows import Compacted, Residence
+from logmirror.clock import new_nonce
+from logmirror.errors import OutcomeUnknownError, UnavailableError
+from logmirror.stores.base import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from logmirror.broker.bucket.commits import BucketCommit
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.segment import Segment
+    from logmirror.broker.metadata import MetadataStore
+    from logmirror.broker.moves.move import Copy, Move, Whole
+    from logmirror.broker.topics import Topics
+
+_QUIET_S: Final = 5.0
+_LONGEST_TAIL: Final = 1024 * 1024
+"""More is not sent at once when the partition enters the bucket: producers wait for it."""
+
+
+class _BucketRoute(Route):
+    """What both ways have in common."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        topics: Topics,
+        commits: BucketCommit,
+        store: MetadataStore,
+        executor: Executor,
+    ) -> None:
+        super().__init__(disk)
+        self._topics, self._commits, self._rows = topics, commits, store
+        self._bucket, self._executor = commits.bucket, executor
+
+    def may_swap(self, move: Move) -> bool:
+        """See `Route.may_swap`: while the bucket is away, producers would wait for it."""
+        del move
+        return self._bucket.journal.failing_since_ms is None
+
+    async def placed(self, move: Move) -> bool:
+        """See `Route.placed`."""
+        await self._commits.arrived(move.log)
+        return move.is_placed
+
+    def is_passing(self, error: Exception) -> bool:
+        """See `Route.is_passing`."""
+        return isinstance(error, UnavailableError | OutcomeUnknownError | FetchError)
+
+    async def _in_thread(self, call: Callable[..., Any], *args: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
+
+
+class IntoBucket(_BucketRoute):
+    """From a disk into the bucket."""
+
+    longest_tail = _LONGEST_TAIL
+
+    def _residence(self, move: Move) -> Residence:
+        topic = move.log.folder.parent.name
+        return Residence(bytes.fromhex(move.nonce), topic, move.key[1])
+
+    def prepare(self, move: Move) -> None:
+        """See `Route.prepare`."""
+        folder = move.target / move.log.folder.parent.name / move.log.folder.name
+        for path in (folder, move.future):  # copies of an earlier stay or attempt
+            remove_folder(path)
+        self._disk.make_folder(move.future)
+        move.objects = set(self._bucket.store.sizes(folder_at(self._residence(move))))
+        move.names |= move.objects
+        failpoints.reach("move.prepared")
+
+    def copy_of(self, move: Move, segment: Segment) -> Copy:
+        """See `Route.copy_of`."""
+        if not segment.is_sealed:
+            return SegmentCopy(self._disk, segment, move.future)
+        name = sealed_name(segment.first, segment.next_offset)
+        version = new_nonce() if name in move.objects else ""  # of a segment before compaction
+        move.objects.add(sealed_name(segment.first, segment.next_offset, version))
+        move.versions[segment] = version
+        folder = folder_at(self._residence(move))
+        return SegmentUpload(self._bucket.store, self._disk, segment, folder, version)
+
+    def is_copied(self, move: Move, segment: Segment) -> bool:
+        """See `Route.is_copied`."""
+        name = sealed_name(segment.first, segment.next_offset)
+        folder = folder_at(self._residence(move))
+        return is_uploaded(self._bucket.store, self._disk, segment, f"{folder}/{name}")
+
+    def make_durable(self, move: Move, whole: Whole, copy: SegmentCopy | None) -> None:
+        """See `Route.make_durable`. The open segment becomes durable by the swap."""
+        del copy
+        store, folder = self._bucket.store, folder_at(self._residence(move))
+        kept = open_path(move.future, whole.tail.first).name if whole.tail is not None else ""
+        for path in move.future.iterdir():
+            if path.name != kept:
+                self._disk.unlink(path)
+        current = {sealed_name(one.first, one.next_offset) for one in whole.sealed}
+        current |= {sealed_name(*row) for row in self._compacted(move, whole)}
+        for name in sorted(move.objects - current):
+            delete_object(store, f"{folder}/{name}")
+        if whole.snapshot is not None:
+            state = whole.snapshot.read_bytes()
+            with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt: the same state
+                store.create(producers_name(folder, whole.sealed_end), state)
+        failpoints.reach("move.durable")
+
+    def _compacted(self, move: Move, whole: Whole) -> list[Compacted]:
+        """Return the segments whose objects have a version."""
+        versions = move.versions
+        return [
+            Compacted(one.first, one.next_offset, versions[one])
+            for one in whole.sealed
+            if versions.get(one)
+        ]
+
+    def fits(self, copy: Copy, segment: Segment) -> bool:
+        """See `Route.fits`: a segment that was sealed meanwhile is uploaded."""
+        return copy.segment is segment and isinstance(copy, SegmentUpload) == segment.is_sealed
+
+    def enter(self, move: Move) -> None:
+        """See `Route.enter`."""
+        log = move.log
+        log.end_slot = None
+        self._bucket.enter(log, uuid.UUID(bytes=move.key[0]), self._residence(move))
+
+        async def confirm(_: int) -> None:
+            failpoints.reach("move.arrived")
+            whole = move.whole
+            compacted = self._compacted(move, whole) if whole is not None else []
+            residence = self._residence(move)
+            await self._in_thread(self._rows.enter_bucket, *move.key, residence.id, compacted)
+            failpoints.reach("move.placed")
+            self._topics.partitions.ends.forget_partition(*move.key)
+            move.is_placed = True
+
+        self._commits.arrive(log, confirm)
+
+    def finish(self, old: Path, new: Path, nonce: str) -> Path:
+        """See `Route.finish`: the row is what makes the swap durable."""
+        del new
+        return free_name(self._disk, old, nonce)
+
+    def left(self, move: Move) -> list[Residence]:
+        """See `Route.left`."""
+        return [self._residence(move)]
+
+
+class OutOfBucket(_BucketRoute):
+    """From the bucket to a disk."""
+
+    def make_durable(self, move: Move, whole: Whole, copy: SegmentCopy | None) -> None:
+        """See `Route.make_durable`; the producers are those of the bucket."""
+        end, folder = whole.sealed_end, self._bucket.folder_of(move.log)
+        state = read_producers(self._bucket.store, folder, end) if end else None
+        snapshot = (snapshot_path(move.future, end), state) if state is not None else None
+        make_durable(self._disk, move, whole._replace(snapshot=None), copy, snapshot)
+
+    async def quiet(self, move: Move) -> bool:
+        """See `Route.quiet`."""
+        return await self._commits.merger.leave(move.log, _QUIET_S)
+
+    def end(self, move: Move) -> None:
+        """See `Route.end`."""
+        if self._bucket.is_open(move.log):
+            self._commits.merger.take_up(move.log)
+
+    def leave(self, move: Move) -> None:
+        """See `Route.leave`."""
+        move.residence = self._bucket.residence_of(move.log)
+        self._bucket.leave(move.log)
+        self._commits.merger.forget(move.log)
+
+    def enter(self, move: Move) -> None:
+        """See `Route.enter`."""
+        log, residence = move.log, move.residence
+        log.end_slot = slot = self._topics.partitions.ends.slot(*move.key)
+
+        async def confirm(end: int) -> None:
+            failpoints.reach("move.arrived")
+            slot.record(DurableEnd(end, log.durable_end().written_from))
+            await self._in_thread(self._rows.leave_bucket, move.key[0], residence)
+            failpoints.reach("move.placed")
+            move.is_placed = True
+
+        self._commits.arrive(log, confirm)
+
+    def finish(self, old: Path, new: Path, nonce: str) -> Path:
+        """See `Route.finish`: the old folder has copies only; the objects are removed later."""
+        del new, nonce
+        return old
+
+
+class BucketRoutes(Routes):
+    """The routes of a broker that has a log directory in a bucket.
+
+    Args:
+        disk: The system calls.
+        topics: The topics.
+        commits: What makes the logs durable.
+        store: The broker's database.
+        executor: For its changes, which wait for the bucket.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        topics: Topics,
+        commits: BucketCommit,
+        store: MetadataStore,
+        executor: Executor,
+    ) -> None:
+        super().__init__(disk)
+        parts = disk, topics, commits, store, executor
+        self._into, self._out = IntoBucket(*parts), OutOfBucket(*parts)
+        self._topics = topics
+
+    def of(self, move: Move) -> Route:
+        """See `Routes.of`."""
+        if self.is_in_bucket(move.target):
+            return self._into
+        if self.is_in_bucket(move.log.folder.parent.parent):
+            return self._out
+        return super().of(move)
+
+    def name_of(self, log_dir: Path) -> str:
+        """See `Routes.name_of`."""
+        return self._topics.dirs.name_of(log_dir)
+
+    def is_in_bucket(self, log_dir: Path) -> bool:
+        """See `Routes.is_in_bucket`."""
+        return log_dir == self._topics.dirs.work_dir
+
+    def remove(self, residence: Residence) -> None:
+        """See `Routes.remove`."""
+        self._topics.remove_residence(residence)

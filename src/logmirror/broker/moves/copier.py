@@ -1,0 +1,136 @@
+"""Copies a partition a step at a time, until only its last bytes are left."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from logmirror import failpoints
+from logmirror.broker.log.file_names import sealed_name
+from logmirror.broker.moves.copying import SegmentCopy
+from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from logmirror.broker.log.group_commit import GroupCommit
+    from logmirror.broker.log.segment import Segment
+    from logmirror.broker.moves.move import Copy, Move
+    from logmirror.broker.moves.throttle import Throttle
+
+_Result = TypeVar("_Result")
+_STEP_BYTES: Final = 4 * 1024 * 1024
+"""What one step copies, before other moves have their turn."""
+
+_LAST_BYTES: Final = 128 * 1024
+"""What is copied on the event loop, at most: well below a millisecond."""
+
+_ROLLS: Final = 3
+"""A partition that fills its open segment faster than segments are uploaded is moved anyway."""
+
+
+class Copier:
+    """Runs the steps of moves. Its methods run on the event loop.
+
+    Args:
+        commits: What flushes.
+        threads: For what blocks.
+        throttle: The limit of all moves together.
+    """
+
+    def __init__(self, commits: GroupCommit, threads: Executor, throttle: Throttle) -> None:
+        self._commits, self._threads, self._throttle = commits, threads, throttle
+
+    async def step(self, move: Move) -> bool:
+        """Copy some of a partition; returns whether only the last bytes are left.
+
+        Then `Move.copy` is that of the open segment, if there is one.
+
+        Raises:
+            LogmirrorError, OSError: It cannot be copied.
+        """
+        log, route = move.log, move.route
+        if not move.is_prepared:
+            await self.in_thread(route.prepare, move)
+            move.is_prepared = True
+        if await self._copied_segment(move):
+            return False
+        tail = log.open_segment
+        if self._is_tail_due(move, tail):
+            log.begin_segment() if tail is None else log.roll()
+            move.rolls += tail is not None
+            return False
+        if tail is not None:
+            copy, end = await self._copy_of(move, tail), tail.size_bytes
+            if end - copy.position > _LAST_BYTES:
+                await self._advance(move, copy, end)
+                return False
+        return await route.quiet(move) and log.open_segment is tail
+
+    async def _copied_segment(self, move: Move) -> bool:
+        """Copy some of a segment that is full; False: all are copied."""
+        log = move.log
+        for segment in log.segments:
+            if segment.is_sealed and segment not in move.copied:
+                await self._copy_sealed(move, segment)
+                return True
+        for segment in log.segments:
+            if segment is not log.open_segment and not segment.is_sealed:
+                await self._commits.flushed(log, segment.next_offset)
+                return True
+        return False
+
+    @staticmethod
+    def _is_tail_due(move: Move, tail: Segment | None) -> bool:
+        """Whether an open segment is to be begun: there is none, or much would be left of it."""
+        longest = move.route.longest_tail
+        if longest is None:
+            return False
+        return tail is None or (tail.size_bytes > longest and move.rolls < _ROLLS)
+
+    async def _copy_sealed(self, move: Move, segment: Segment) -> None:
+        try:
+            name = sealed_name(segment.first, segment.next_offset)
+            if move.copy is None and name in move.names:  # from before a restart
+                if await self.in_thread(move.route.is_copied, move, segment):
+                    self._is_copied(move, segment)
+                    return
+                move.names.discard(name)
+            copy = await self._copy_of(move, segment)
+            await self._advance(move, copy, segment.size_bytes)
+            if copy.position == segment.size_bytes:
+                await self.in_thread(copy.finish)
+                self._is_copied(move, segment)
+        except (OSError, CorruptionError):
+            if segment in move.log.segments:
+                raise
+            move.copy = None  # it was deleted, or compacted, meanwhile
+
+    @staticmethod
+    def _is_copied(move: Move, segment: Segment) -> None:
+        failpoints.reach("move.copied")
+        move.copy = None
+        move.copied.add(segment)
+        move.next_offset = max(move.next_offset, segment.next_offset)
+
+    async def _copy_of(self, move: Move, segment: Segment) -> Copy:
+        if move.copy is None or not move.route.fits(move.copy, segment):
+            move.copy = None
+            move.copy = await self.in_thread(move.route.copy_of, move, segment)
+        return move.copy
+
+    async def _advance(self, move: Move, copy: Copy, end: int) -> None:
+        count = await self.in_thread(copy.step, end, self._throttle.limit(_STEP_BYTES))
+        self._throttle.count(count)
+        move.copied_bytes += count
+        move.next_offset = max(move.next_offset, copy.next_offset)
+
+    async def in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call
+        """Call something that blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+
+def last_copy(move: Move) -> SegmentCopy | None:
+    """Return the copy of the open segment, when only the last bytes are left."""
+    return move.copy if isinstance(move.copy, SegmentCopy) else None

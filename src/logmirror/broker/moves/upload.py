@@ -1,0 +1,138 @@
+"""The copy of a sealed segment as an object in a bucket; see `copying` for files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from logmirror.broker.bucket.parts import create_index
+from logmirror.broker.bucket.sealed_objects import object_name, publish
+from logmirror.broker.bucket.tiling import INDEXED_BYTES
+from logmirror.broker.log.batch_scan import Seen, scan
+from logmirror.broker.moves.copying import damaged
+from logmirror.errors import UsageError
+
+if TYPE_CHECKING:
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.segment import Segment
+    from logmirror.stores.base import BlobStore, StagedObject
+
+_READ_BYTES = 1024 * 1024
+
+
+class _Staging(Seen):
+    """Stages what a scan has verified."""
+
+    def __init__(self, staged: StagedObject) -> None:
+        super().__init__()
+        self._staged = staged
+
+    def passed(self, data: memoryview) -> None:
+        self._staged.write(data)
+
+
+class SegmentUpload:
+    """The copy of one sealed segment. Its methods block.
+
+    What is uploaded is what was verified. The store verifies the checksum of each request.
+
+    Args:
+        store: The log dir.
+        disk: The system calls.
+        segment: The segment.
+        folder: The folder of the partition's residence.
+        version: See `bucket.replacing`; empty: none.
+
+    Attributes:
+        segment: The segment.
+        position: How many bytes are staged.
+        next_offset: The offset behind them.
+        path: The segment's, for messages.
+
+    Raises:
+        UsageError: The segment came from an archive, and may not hold every offset.
+        OSError: It could not be opened.
+    """
+
+    def __init__(
+        self, store: BlobStore, disk: Disk, segment: Segment, folder: str, version: str
+    ) -> None:
+        if not segment.is_exact:
+            raise UsageError(
+                "a segment that came from an archive cannot be moved to a bucket",
+                hint="mount the archive with --archive, or copy the topic with logmirror run",
+                path=str(segment.path),
+            )
+        self.segment, self._store, self._folder = segment, store, folder
+        self._version = version
+        self.path = segment.path
+        self._source = disk.open_for_reading(segment.path)
+        self.position, self.next_offset = 0, segment.first
+        self._staged = store.stage(f"segment-{segment.first}")
+
+    def step(self, end: int, limit_bytes: int) -> int:
+        """Stage batches, about as many bytes as the limit; returns how many. See `SegmentCopy`.
+
+        Raises:
+            CorruptionError: A batch is damaged.
+            UnavailableError: There is no space to stage them.
+        """
+        begin = self.position
+        batches = scan(
+            self._source,
+            self.next_offset,
+            contiguous=True,
+            start=begin,
+            end=end,
+            seen=_Staging(self._staged),
+        )
+        for batch in batches:
+            self.position, self.next_offset = batch.end, batch.last_offset + 1
+            if self.position - begin >= limit_bytes:
+                break
+        batches.close()
+        if self.position == begin and begin < end:
+            raise damaged(self.path, begin, self.next_offset)
+        return self.position - begin
+
+    def finish(self) -> None:
+        """Create the object, and its index.
+
+        Raises:
+            CorruptionError: Another object has its name.
+            UnavailableError, OutcomeUnknownError: Begin again.
+        """
+        segment, name = self.segment, self.name
+        publish(self._store, self._staged, name, segment.size_bytes)
+        if segment.size_bytes >= INDEXED_BYTES:
+            create_index(self._store, name, segment.index or segment.indexed(self._source))
+
+    @property
+    def name(self) -> str:
+        """The name of the object."""
+        segment = self.segment
+        return object_name(self._folder, segment.first, segment.next_offset, self._version)
+
+
+def is_uploaded(store: BlobStore, disk: Disk, segment: Segment, name: str) -> bool:
+    """Whether an object holds a sealed segment. Blocks.
+
+    Both are read, and the segment's batches are verified.
+
+    Raises:
+        OSError: The segment could not be read.
+        UnavailableError: The bucket could not be read.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        with store.open(name) as found:
+            while data := found.read(_READ_BYTES):
+                digest.update(data)
+    except KeyError:
+        return False
+    file, seen = disk.open_for_reading(segment.path), Seen()
+    for _ in scan(file, segment.first, contiguous=segment.is_exact, seen=seen):
+        pass
+    is_whole = seen.end == segment.size_bytes
+    return is_whole and seen.digest.hexdigest() == digest.hexdigest()

@@ -1,0 +1,384 @@
+"""Moves between a disk and a bucket: the tests of moves between disks, and what only a bucket has.
+
+Method: the bucket is on Versity's S3 gateway. A kill removes everything that the broker has on its
+machine beside the log directory on the disk. The names of tests are those of the statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from broker.moves.conftest import TwoDirs
+from broker.moves.test_moves import (
+    contents,
+    lookups,
+    test_e35_records_that_are_deleted_during_a_move_stay_deleted,
+    test_e38_a_compacted_partition_keeps_its_gaps,
+    test_e51_producers_and_consumers_notice_nothing,
+    test_e53_a_transaction_and_sequences_survive_the_swap,
+    test_e66_retention_and_settings_apply_during_a_move,
+    test_e85_kills_at_random_moments_lose_nothing,
+    test_e88_compaction_continues_during_a_move,
+)
+from broker.moves.test_requests import BATCH, NONE, fill
+from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.judges.partition_client import EARLIEST, Appended
+from kit.runs.commands import wait_until
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
+from kit.servers.s3 import LogBucket
+from logmirror.broker.adoption import adopt
+from logmirror.broker.log_dirs.placement import database_path
+from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.state_store import StateStore
+from logmirror.errors import UsageError
+from logmirror.failpoints import MOVE_POINTS, PLACE_POINTS, VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from kit.servers.s3 import S3Server
+
+__all__ = [  # the same tests, with `dirs` of this module
+    "test_e35_records_that_are_deleted_during_a_move_stay_deleted",
+    "test_e38_a_compacted_partition_keeps_its_gaps",
+    "test_e51_producers_and_consumers_notice_nothing",
+    "test_e53_a_transaction_and_sequences_survive_the_swap",
+    "test_e66_retention_and_settings_apply_during_a_move",
+    "test_e85_kills_at_random_moments_lose_nothing",
+    "test_e88_compaction_continues_during_a_move",
+]
+INTO = [*MOVE_POINTS, *PLACE_POINTS]
+OUT_OF = [one for one in INTO if one not in {"move.named", "move.freed"}]
+
+
+class DiskAndBucket(TwoDirs):
+    """A broker with `a` on a disk and `b` in a bucket, in which every partition begins in `a`."""
+
+    @property
+    def place(self) -> LogBucket:
+        """The bucket."""
+        assert self.broker.bucket is not None
+        return self.broker.bucket
+
+    def names(self, topic: str) -> list[str]:
+        """Every folder of a topic's partitions on the disk, and those that have objects."""
+        found = {path.parent for path in self.place.files.glob(f"{topic}@*/*/*.batches")}
+        on_disk = [f"a/{path.name}" for path in self.a.glob(f"{topic}/*")]
+        return sorted([*on_disk, *(f"b/{path.name}" for path in found)])
+
+
+@pytest.fixture
+def dirs(tmp_path: Path, s3_server: S3Server) -> Iterator[DiskAndBucket]:
+    place = LogBucket(s3_server, s3_server.new_bucket())
+    disk = tmp_path / "a"
+    with EmbeddedBroker(
+        tmp_path / "broker", bucket=place, more_log_dirs=[str(disk)], segment_bytes=20_000
+    ) as broker:
+        yield DiskAndBucket(broker, disk, place.url)  # type: ignore[arg-type]  # a name, as `a`
+
+
+def delete(dirs: DiskAndBucket, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
+    admin.delete_topics([topic])[topic].result(20)
+
+
+@pytest.mark.move("E21", "E23", "E31", "E43", "E56", "E57", "E61")
+def test_e31_a_partition_goes_to_the_bucket_and_back(dirs):
+    for topic in ("t", "empty"):
+        create_topic(dirs.bootstrap, topic, 1, {})
+        dirs.wait_in(topic, dirs.a)
+    fill(dirs, "t", 40)
+    with dirs.partition("t") as partition:
+        before, asked = contents(partition), lookups(partition)
+        for number, target in enumerate([dirs.b, dirs.a, dirs.b], 40):
+            dirs.move("t", target)
+            dirs.move("empty", target)
+            assert contents(partition) == before
+            assert lookups(partition) == asked
+            assert partition.produce(BATCH) == Appended(0, 100 * number)
+            before, asked = contents(partition), lookups(partition)
+            dirs.wait_clean("t", f"{'a' if target == dirs.a else 'b'}/0")
+        dirs.broker.kill()
+        shutil.rmtree(dirs.a / "t", ignore_errors=True)
+        dirs.broker.start()
+    with dirs.partition("t") as partition, dirs.partition("empty") as empty:
+        assert contents(partition) == before
+        assert lookups(partition) == asked
+        assert empty.produce(BATCH) == Appended(0, 0)
+    dirs.wait_in("t", dirs.b)
+    dirs.wait_in("empty", dirs.b)
+
+
+@pytest.mark.slow
+@pytest.mark.move("E85", *(f"E{number}" for number in range(67, 77)))
+@pytest.mark.parametrize(
+    ("point", "target"), [*((one, "b") for one in INTO), *((one, "a") for one in OUT_OF)]
+)
+def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(
+    dirs, point, target, monkeypatch
+):
+    dirs.create("t")
+    fill(dirs, "t", 20)
+    to, end = getattr(dirs, target), 2_000
+    with dirs.partition("t") as partition:
+        if target == "a":
+            dirs.move("t", dirs.b)
+            dirs.wait_clean("t", "b/0")
+        before = contents(partition)
+    dirs.broker.kill()
+    monkeypatch.setenv(VARIABLE, point)
+    dirs.broker.start()
+    monkeypatch.delenv(VARIABLE)
+    with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
+        assert client.move_one("t", to) == NONE
+    wait_until(lambda: not dirs.broker.alive, what=lambda: f"a kill at {point}")
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert contents(partition) == before
+        assert partition.produce(BATCH) == Appended(0, end)
+    dirs.wait_in("t", to)
+    dirs.wait_clean("t", f"{target}/0")
+    with dirs.partition("t") as partition:
+        assert [offset for offset, _ in contents(partition)] == [*range(end + 100)]
+
+
+@pytest.mark.move("E20", "E86", "E92")
+@pytest.mark.parametrize("ends", ["cancelled", "deleted"])
+def test_a_move_into_the_bucket_that_does_not_end_leaves_no_object(dirs, ends):
+    dirs.create("t")
+    fill(dirs, "t")
+    dirs.limit(20_000)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert client.move_one("t", dirs.b) == NONE
+        wait_until(lambda: "b/0" in dirs.names("t"), what=lambda: "an object")
+        if ends == "cancelled":
+            assert client.move_one("t", dirs.a) == NONE
+            dirs.wait_clean("t", "a/0")
+            assert partition.produce(BATCH) == Appended(0, 6_000)
+        else:
+            delete(dirs, "t")
+            dirs.wait_clean("t")
+
+
+@pytest.mark.move("E98")
+def test_a_topic_that_was_moved_leaves_nothing_when_it_is_deleted(dirs):
+    dirs.create("t", 2)
+    fill(dirs, "t")
+    dirs.move("t", dirs.b)
+    dirs.wait_clean("t", "b/0")
+    delete(dirs, "t")
+    dirs.wait_clean("t")
+    create_topic(dirs.bootstrap, "t", 1, {})
+    with dirs.partition("t") as partition:
+        assert partition.produce(BATCH) == Appended(0, 0)
+        dirs.move("t", dirs.b)
+        assert len(contents(partition)) == 100
+
+
+def test_a_new_partition_is_on_the_disk_unless_the_bucket_is_asked_for(dirs):
+    create_topic(dirs.bootstrap, "t", 3, {})
+    with dirs.client() as client:
+        assert client.move_one("u", dirs.b) == 3
+        create_topic(dirs.bootstrap, "u", 1, {})
+        assert [[*client.where("t", n)] for n in range(3)] == [[str(dirs.a)]] * 3
+        assert [*client.where("u")] == [str(dirs.b)]
+    with dirs.partition("u") as partition:
+        assert partition.produce(BATCH) == Appended(0, 0)
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("u") as partition, dirs.client() as client:
+        assert len(contents(partition)) == 100
+        assert [*client.where("u")] == [str(dirs.b)]
+
+
+def test_a_machine_that_burns_down_loses_only_what_was_on_its_disk(dirs):
+    """The bucket alone serves what was moved there; the rest is offline, not empty."""
+    for topic in ("moved", "stays"):
+        dirs.create(topic)
+        fill(dirs, topic, 30)
+    dirs.move("moved", dirs.b)
+    with dirs.partition("moved") as partition:
+        before = contents(partition)
+        assert partition.produce(BATCH) == Appended(0, 3_000)
+    dirs.broker.kill()
+    with EmbeddedBroker(dirs.a.parent / "elsewhere", bucket=dirs.place) as other:
+        there = dirs._replace(broker=other)
+        with there.partition("moved") as partition, there.partition("stays") as lost:
+            assert contents(partition)[:3_000] == before
+            assert len(contents(partition)) == 3_100
+            assert lost.list_offset(EARLIEST)[0] == 56  # KAFKA_STORAGE_ERROR
+            assert lost.produce(BATCH).error == 56
+        create_topic(other.bootstrap, "new", 1, {})
+        with there.partition("new") as partition:
+            assert partition.produce(BATCH) == Appended(0, 0)
+        other.kill()
+    dirs.broker.start()  # with the disk
+    with dirs.partition("stays") as partition, dirs.partition("new") as new:
+        assert len(contents(partition)) == 3_000
+        assert len(contents(new)) == 100
+
+
+def test_a_disk_that_is_missing_is_not_taken_for_an_empty_one(dirs, tmp_path):
+    dirs.create("t")
+    fill(dirs, "t", 3)
+    dirs.broker.kill()
+    dirs.a.rename(tmp_path / "away")
+    with pytest.raises(RuntimeError, match="a log directory on a disk is missing"):
+        dirs.broker.start()
+    shutil.rmtree(dirs.a)
+    (tmp_path / "away").rename(dirs.a)
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert len(contents(partition)) == 300
+
+
+def test_a_broker_in_a_bucket_gets_a_disk(s3_server, tmp_path):
+    """What was created there stays there, and can be moved to the disk."""
+    place = LogBucket(s3_server, s3_server.new_bucket())
+    with EmbeddedBroker(tmp_path / "one", bucket=place, segment_bytes=20_000) as broker:
+        found = DiskAndBucket(broker, tmp_path / "a", place.url)  # type: ignore[arg-type]  # as above
+        create_topic(broker.bootstrap, "t", 2, {})
+        fill(found, "t", 30)
+        with found.partition("t") as partition:
+            before = contents(partition)
+        broker.kill()
+    settings: dict[str, Any] = {"more_log_dirs": [str(tmp_path / "a")], "segment_bytes": 20_000}
+    with EmbeddedBroker(tmp_path / "two", bucket=place, **settings) as broker:
+        found = found._replace(broker=broker)
+        with found.partition("t") as partition:
+            assert contents(partition) == before
+            found.wait_in("t", found.b)
+            found.move("t", found.a)
+            assert contents(partition) == before
+            assert partition.produce(BATCH) == Appended(0, 3_000)
+            found.wait_clean("t", "a/0")
+            found.wait_in("t", found.b, 1)
+        broker.kill()
+        broker.start()
+        with found.partition("t") as partition:
+            assert len(contents(partition)) == 3_100
+            found.move("t", found.b)
+            assert len(contents(partition)) == 3_100
+
+
+def test_a_broker_on_a_disk_gets_a_bucket(s3_server, tmp_path):
+    """Its partitions, users, groups and settings stay, and it does not start without the bucket."""
+    disk = tmp_path / "a"
+    settings: dict[str, Any] = {"segment_bytes": 20_000}
+    with EmbeddedBroker(tmp_path / "one", more_log_dirs=[str(disk)], **settings) as alone:
+        dirs = TwoDirs(alone, alone.log_dir, disk)
+        dirs.create("t", 2)
+        fill(dirs, "t", 30)
+        consumer = Consumer({"bootstrap.servers": alone.bootstrap, "group.id": "g"})
+        consumer.commit(offsets=[TopicPartition("t", 0, 1_234)], asynchronous=False)
+        consumer.close()
+        with dirs.partition("t") as partition:
+            before = contents(partition)
+        alone.kill()
+    place = LogBucket(s3_server, s3_server.new_bucket())
+    settings["more_log_dirs"] = [str(alone.log_dir), str(disk)]
+    with EmbeddedBroker(tmp_path / "two", bucket=place, **settings) as broker:
+        found = DiskAndBucket(broker, alone.log_dir, place.url)  # type: ignore[arg-type]  # a name
+        with found.partition("t") as partition:
+            assert contents(partition) == before
+            found.wait_in("t", alone.log_dir)
+            found.move("t", place.url)
+            assert contents(partition) == before
+            assert partition.produce(BATCH) == Appended(0, 3_000)
+        broker.kill()
+        with pytest.raises(RuntimeError, match="without the one that has the broker's database"):
+            alone.start()
+        broker.start()
+        with found.partition("t") as partition:
+            assert len(contents(partition)) == 3_100
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "g"})
+        [offset] = consumer.committed([TopicPartition("t", 0)], 20)
+        assert offset.offset == 1_234
+        consumer.close()
+
+
+class Chain:
+    """What a bucket has of databases; it fails when it gets the one that counts."""
+
+    def __init__(self) -> None:
+        self.databases: dict[str, bytes] = {}
+        self.fails = True
+
+    def has_database(self, name: str) -> bool:
+        return name in self.databases
+
+    def adopt(self, name: str, whole: bytes) -> None:
+        if self.fails and name == "broker":
+            message = "the power is off"
+            raise OSError(message)
+        self.databases[name] = whole
+
+
+def test_a_database_that_did_not_reach_the_bucket_is_taken_at_the_next_start(tmp_path):
+    private = tmp_path / ".logmirror"
+    private.mkdir()
+    names = ("broker.sqlite", "state.sqlite", "security.sqlite")
+    paths = [tmp_path / "work" / name for name in names]
+    with contextlib.closing(MetadataStore(private / names[0])) as store:
+        cluster_id = store.cluster_id
+    with contextlib.closing(StateStore(private / names[1])):
+        pass
+    chain = Chain()
+    with pytest.raises(OSError, match="the power is off"):
+        adopt(chain, [tmp_path], paths)  # type: ignore[arg-type]  # what it uses of a bucket
+    assert chain.databases.keys() == {"state"}
+    with pytest.raises(UsageError, match="without the one that has the broker's database"):
+        database_path([tmp_path])
+    chain.fails = False
+    for _ in range(2):
+        adopt(chain, [tmp_path], paths)  # type: ignore[arg-type]  # as above
+    assert chain.databases.keys() == {"broker", "state"}
+    whole = tmp_path / "whole.sqlite"
+    whole.write_bytes(chain.databases["broker"])
+    with contextlib.closing(MetadataStore(whole)) as store:
+        assert store.cluster_id == cluster_id
+        assert store.is_placed_explicitly
+        assert store.has_disks
+
+
+@pytest.mark.slow
+def test_a_move_waits_for_a_bucket_that_is_away(s3_server, tmp_path):
+    """Meanwhile the partition on the disk is written and read; the move goes on by itself."""
+
+    def delete(path: str) -> None:
+        bucket, _, key = path.partition("/")
+        s3_server.client().delete_object(Bucket=bucket, Key=key)
+
+    with S3Proxy(s3_server.endpoint, delete) as proxy:
+        place = LogBucket(s3_server, s3_server.new_bucket(), proxy.endpoint)
+        disk = tmp_path / "a"
+        settings: dict[str, Any] = {"more_log_dirs": [str(disk)], "segment_bytes": 20_000}
+        with EmbeddedBroker(tmp_path / "broker", bucket=place, **settings) as broker:
+            found = DiskAndBucket(broker, disk, place.url)  # type: ignore[arg-type]  # as above
+            found.create("t")
+            fill(found, "t")
+            found.limit(20_000)
+            with found.client() as client, found.partition("t") as partition:
+                assert client.move_one("t", found.b) == NONE
+                wait_until(lambda: "b/0" in found.names("t"), what=lambda: "an object")
+                found.limit(None)
+                proxy.spoil(Fault("503", "", times=1_000_000))
+                for number in range(20):
+                    assert partition.produce(BATCH) == Appended(0, 6_000 + 100 * number)
+                    time.sleep(0.2)
+                assert len(contents(partition)) == 8_000
+                assert not client.where("t")[str(found.a)].is_future
+                proxy.spoil()
+                found.wait_in("t", found.b)
+                assert len(contents(partition)) == 8_000
+                assert partition.produce(BATCH) == Appended(0, 8_000)
