@@ -179,11 +179,7 @@ async def _serve(
         await topics.create_missing()
         configs = DynamicConfigs(options.node_id, store.broker_configs())
         if options.disk_dirs:
-            routes = Routes(disk)
-            if isinstance(commits, BucketCommit):
-                routes = BucketRoutes(disk, topics, commits, store, changers)
-            parts = store, commits, disk, movers, changers, _throttle(configs), routes
-            topics.follow(Moves(*parts))
+            topics.follow(_moves(topics, disk, commits, store, (movers, changers), configs))
         copies, unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         transactions = _transactions(options, groups, state, store, topics, commits, changers)
@@ -276,6 +272,24 @@ def _commits(
         tail_age_ms=options.commit_age_ms,
         max_commits=options.max_commits,
     )
+
+
+def _moves(  # noqa: PLR0913, PLR0917  # the broker's parts
+    topics: Topics,
+    disk: Disk,
+    commits: GroupCommit,
+    store: MetadataStore,
+    threads: tuple[Executor, Executor],
+    configs: DynamicConfigs,
+) -> Moves:
+    """Return what moves partitions; the threads are for copying and for the database."""
+    movers, changers = threads
+    routes = Routes(disk)
+    if isinstance(commits, BucketCommit):
+        places = topics.dirs, topics.partitions.ends
+        remove = topics.remove_residence
+        routes = BucketRoutes(disk, *places, commits, store, changers, remove)
+    return Moves(store, commits, disk, movers, changers, _throttle(configs), routes)
 
 
 def _throttle(configs: DynamicConfigs) -> Throttle:

@@ -353,7 +353,7 @@ def test_a_database_that_did_not_reach_the_bucket_is_taken_at_the_next_start(tmp
 
 @pytest.mark.slow
 def test_a_move_waits_for_a_bucket_that_is_away(s3_server, tmp_path):
-    """Meanwhile the partition on the disk is written and read; the move goes on by itself."""
+    """Meanwhile the partition on the disk is written and read; the move continues by itself."""
 
     def delete(path: str) -> None:
         bucket, _, key = path.partition("/")

@@ -23,7 +23,7 @@ from logmirror.broker.bucket.sealed_objects import folder_at, producers_name, re
 from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.file_names import open_path, sealed_name, snapshot_path
 from logmirror.broker.moves.copying import SegmentCopy
-from logmirror.broker.moves.move import free_name, make_durable, remove_folder
+from logmirror.broker.moves.move import Way, free_name, make_durable, remove_folder
 from logmirror.broker.moves.routes import Route, Routes
 from logmirror.broker.moves.upload import SegmentUpload, is_uploaded
 from logmirror.broker.place_rows import Compacted, Residence
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 
     from logmirror.broker.bucket.commits import BucketCommit
     from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.durable_ends import DurableEnds
     from logmirror.broker.log.segment import Segment
+    from logmirror.broker.log_dirs.placement import LogDirs
     from logmirror.broker.metadata import MetadataStore
     from logmirror.broker.moves.move import Copy, Move, Whole
-    from logmirror.broker.topics import Topics
 
 _QUIET_S: Final = 5.0
 _LONGEST_TAIL: Final = 1024 * 1024
@@ -54,13 +55,13 @@ class _BucketRoute(Route):
     def __init__(
         self,
         disk: Disk,
-        topics: Topics,
+        ends: DurableEnds,
         commits: BucketCommit,
         store: MetadataStore,
         executor: Executor,
     ) -> None:
         super().__init__(disk)
-        self._topics, self._commits, self._rows = topics, commits, store
+        self._ends, self._commits, self._rows = ends, commits, store
         self._bucket, self._executor = commits.bucket, executor
 
     def may_swap(self, move: Move) -> bool:
@@ -161,7 +162,7 @@ class IntoBucket(_BucketRoute):
             residence = self._residence(move)
             await self._in_thread(self._rows.enter_bucket, *move.key, residence.id, compacted)
             failpoints.reach("move.placed")
-            self._topics.partitions.ends.forget_partition(*move.key)
+            self._ends.forget_partition(*move.key)
             move.is_placed = True
 
         self._commits.arrive(log, confirm)
@@ -204,7 +205,7 @@ class OutOfBucket(_BucketRoute):
     def enter(self, move: Move) -> None:
         """See `Route.enter`."""
         log, residence = move.log, move.residence
-        log.end_slot = slot = self._topics.partitions.ends.slot(*move.key)
+        log.end_slot = slot = self._ends.slot(*move.key)
 
         async def confirm(end: int) -> None:
             failpoints.reach("move.arrived")
@@ -226,41 +227,43 @@ class BucketRoutes(Routes):
 
     Args:
         disk: The system calls.
-        topics: The topics.
+        dirs: The log directories.
+        ends: Of the partitions on disks.
         commits: What makes the logs durable.
         store: The broker's database.
         executor: For its changes, which wait for the bucket.
+        remove: Begins to remove what is left in the bucket. Blocks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  # the broker's parts
         self,
         disk: Disk,
-        topics: Topics,
+        dirs: LogDirs,
+        ends: DurableEnds,
         commits: BucketCommit,
         store: MetadataStore,
         executor: Executor,
+        remove: Callable[[Residence], None],
     ) -> None:
         super().__init__(disk)
-        parts = disk, topics, commits, store, executor
+        parts = disk, ends, commits, store, executor
         self._into, self._out = IntoBucket(*parts), OutOfBucket(*parts)
-        self._topics = topics
+        self._dirs, self._remove = dirs, remove
 
     def of(self, move: Move) -> Route:
         """See `Routes.of`."""
-        if self.is_in_bucket(move.target):
-            return self._into
-        if self.is_in_bucket(move.log.folder.parent.parent):
-            return self._out
-        return super().of(move)
+        if move.way is Way.ON_DISK:
+            return super().of(move)
+        return self._into if move.way is Way.INTO_BUCKET else self._out
 
     def name_of(self, log_dir: Path) -> str:
         """See `Routes.name_of`."""
-        return self._topics.dirs.name_of(log_dir)
+        return self._dirs.name_of(log_dir)
 
     def is_in_bucket(self, log_dir: Path) -> bool:
         """See `Routes.is_in_bucket`."""
-        return log_dir == self._topics.dirs.work_dir
+        return log_dir == self._dirs.work_dir
 
     def remove(self, residence: Residence) -> None:
         """See `Routes.remove`."""
-        self._topics.remove_residence(residence)
+        self._remove(residence)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.moves.move import Copy, Move
+    from logmirror.broker.moves.routes import Routes
     from logmirror.broker.moves.throttle import Throttle
 
 _Result = TypeVar("_Result")
@@ -34,12 +35,16 @@ class Copier:
     """Runs the steps of moves. Its methods run on the event loop.
 
     Args:
+        routes: What differs between the ways.
         commits: What flushes.
         threads: For what blocks.
         throttle: The limit of all moves together.
     """
 
-    def __init__(self, commits: GroupCommit, threads: Executor, throttle: Throttle) -> None:
+    def __init__(
+        self, routes: Routes, commits: GroupCommit, threads: Executor, throttle: Throttle
+    ) -> None:
+        self._routes = routes
         self._commits, self._threads, self._throttle = commits, threads, throttle
 
     async def step(self, move: Move) -> bool:
@@ -50,7 +55,7 @@ class Copier:
         Raises:
             LogmirrorError, OSError: It cannot be copied.
         """
-        log, route = move.log, move.route
+        log, route = move.log, self._routes.of(move)
         if not move.is_prepared:
             await self.in_thread(route.prepare, move)
             move.is_prepared = True
@@ -81,10 +86,9 @@ class Copier:
                 return True
         return False
 
-    @staticmethod
-    def _is_tail_due(move: Move, tail: Segment | None) -> bool:
+    def _is_tail_due(self, move: Move, tail: Segment | None) -> bool:
         """Whether an open segment is to be begun: there is none, or much would be left of it."""
-        longest = move.route.longest_tail
+        longest = self._routes.of(move).longest_tail
         if longest is None:
             return False
         return tail is None or (tail.size_bytes > longest and move.rolls < _ROLLS)
@@ -93,7 +97,7 @@ class Copier:
         try:
             name = sealed_name(segment.first, segment.next_offset)
             if move.copy is None and name in move.names:  # from before a restart
-                if await self.in_thread(move.route.is_copied, move, segment):
+                if await self.in_thread(self._routes.of(move).is_copied, move, segment):
                     self._is_copied(move, segment)
                     return
                 move.names.discard(name)
@@ -115,9 +119,9 @@ class Copier:
         move.next_offset = max(move.next_offset, segment.next_offset)
 
     async def _copy_of(self, move: Move, segment: Segment) -> Copy:
-        if move.copy is None or not move.route.fits(move.copy, segment):
+        if move.copy is None or not self._routes.of(move).fits(move.copy, segment):
             move.copy = None
-            move.copy = await self.in_thread(move.route.copy_of, move, segment)
+            move.copy = await self.in_thread(self._routes.of(move).copy_of, move, segment)
         return move.copy
 
     async def _advance(self, move: Move, copy: Copy, end: int) -> None:

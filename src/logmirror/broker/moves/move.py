@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.log.shadow import Shadow
     from logmirror.broker.moves.copying import SegmentCopy
-    from logmirror.broker.moves.routes import Route
     from logmirror.broker.moves.upload import SegmentUpload
     from logmirror.broker.place_rows import Residence
     from logmirror.errors import LogmirrorError
@@ -43,6 +42,14 @@ class MoveState(enum.Enum):
     MOVED = "moved"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+class Way(enum.Enum):
+    """Where a move leads."""
+
+    ON_DISK = "from one disk to another"
+    INTO_BUCKET = "from a disk into a bucket"
+    OUT_OF_BUCKET = "from a bucket to a disk"
 
 
 class Whole(NamedTuple):
@@ -97,7 +104,7 @@ class Move:
     is_durable: bool = False
     """Following: everything that was copied before is durable."""
 
-    route: Route = field(init=False, repr=False)
+    way: Way = Way.ON_DISK
     """Set when it is begun; see `routes`."""
 
     copy: Copy | None = None

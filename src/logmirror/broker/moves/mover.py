@@ -67,7 +67,7 @@ _STEPS: Final = 2
 
 _RETRY_S: Final = 0.02
 _PAUSE_S: Final = 2.0
-_PATIENCE_MS: Final = 600_000.0
+_AWAY_MS: Final = 600_000.0
 """How long a move to or from a bucket waits for it, before it fails."""
 
 _CLEAN_S: Final = 5.0
@@ -100,7 +100,7 @@ class Moves:
         self._routes = routes or Routes(disk)
         self._threads, self._executor = threads, executor
         self.throttle = throttle
-        self._copier = Copier(commits, threads, throttle)
+        self._copier = Copier(self._routes, commits, threads, throttle)
         self._moves: dict[PartitionLog, Move] = {}
         self._backlog: deque[Move] = deque()
         self._active: set[Move] = set()
@@ -202,7 +202,7 @@ class Moves:
 
     def _begin(self, moves: Iterable[Move]) -> None:
         for move in moves:
-            move.route = self._routes.of(move)
+            move.way = self._routes.way_of(move.log.folder, move.target)
             self._moves[move.log] = move
             self._backlog.append(move)
         self._pump()
@@ -271,13 +271,13 @@ class Moves:
 
     def _may_pass(self, move: Move, error: Exception) -> bool:
         """Whether to try again after an error; what was copied of the segment is dropped."""
-        if not move.route.is_passing(error):
+        if not self._routes.of(move).is_passing(error):
             return False
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         if move.trouble_since_ms is None:
             move.trouble_since_ms = now_ms
         move.copy = None
-        return now_ms - move.trouble_since_ms < _PATIENCE_MS
+        return now_ms - move.trouble_since_ms < _AWAY_MS
 
     async def _pause(self) -> None:
         """Wait before a repetition; a stop ends it."""
@@ -297,7 +297,7 @@ class Moves:
         move.next_offset, whole = log.log_end, Whole.of(log)
         move.state, move.whole = MoveState.FOLLOWING, whole
         try:
-            await self._copier.in_thread(move.route.make_durable, move, whole, copy)
+            await self._copier.in_thread(self._routes.of(move).make_durable, move, whole, copy)
         except FileNotFoundError:
             if log.snapshot == whole.snapshot:
                 raise
@@ -311,7 +311,11 @@ class Moves:
         log = move.log
         if move.state is not MoveState.FOLLOWING or not move.is_durable or log.failure is not None:
             return
-        if not log.is_at_rest or self._commits.is_busy(log) or not move.route.may_swap(move):
+        if (
+            not log.is_at_rest
+            or self._commits.is_busy(log)
+            or not self._routes.of(move).may_swap(move)
+        ):
             return
         if move.shadow is not None and move.shadow.failure is not None:
             self._fail(move, move.shadow.failure)
@@ -327,10 +331,10 @@ class Moves:
             self._fail(move, error)
             return
         failpoints.reach("move.swapped")
-        move.route.leave(move)
+        self._routes.of(move).leave(move)
         log.relocate(new, move.versions)
         self._detach(move, MoveState.MOVED)
-        move.route.enter(move)
+        self._routes.of(move).enter(move)
         self._commits.touch(log)
         self.when_moved(old, new)
         _LOG.info("%s moved to %s", old, new)
@@ -338,10 +342,10 @@ class Moves:
 
     async def _clean(self, move: Move, old: Path, new: Path) -> None:
         try:
-            if not await move.route.placed(move):
+            if not await self._routes.of(move).placed(move):
                 _LOG.error("%s: the next start decides where it is", new)
                 return
-            gone = await self._copier.in_thread(move.route.finish, old, new, move.nonce)
+            gone = await self._copier.in_thread(self._routes.of(move).finish, old, new, move.nonce)
             await self._stored([], [move], is_done=True)
         except (LogmirrorError, OSError) as error:
             _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
@@ -366,7 +370,7 @@ class Moves:
         move.copy = None
         move.shadow = None
         move.is_durable, move.state = False, state
-        move.route.end(move)
+        self._routes.of(move).end(move)
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
         if not isinstance(error, LogmirrorError):
@@ -381,7 +385,7 @@ class Moves:
         """Remove the copy of a move that was cancelled."""
         await self._idle(move)
         await self._remove_all([move.future])
-        for residence in move.route.left(move):
+        for residence in self._routes.of(move).left(move):
             await self._copier.in_thread(self._routes.remove, residence)
 
     async def _remove_all(self, folders: list[Path]) -> None:
@@ -408,7 +412,9 @@ class Moves:
         self, begun: list[MoveRow], ended: list[Move], *, is_done: bool = False
     ) -> None:
         if begun or ended:
-            left = [one for move in ended if not is_done for one in move.route.left(move)]
+            left = [
+                one for move in ended if not is_done for one in self._routes.of(move).left(move)
+            ]
             keys = [move.key for move in ended]
             change = functools.partial(self._store.change_moves, begun, keys, left)
             await asyncio.get_running_loop().run_in_executor(self._executor, change)

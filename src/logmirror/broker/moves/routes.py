@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from logmirror.broker.log_dirs.placement import absolute
 from logmirror.broker.moves.copying import SegmentCopy, is_copied
-from logmirror.broker.moves.move import finish_swap, make_durable, prepare
+from logmirror.broker.moves.move import Way, finish_swap, make_durable, prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +107,12 @@ class Routes:
         """Return the route of a move."""
         del move
         return self._on_disk
+
+    def way_of(self, folder: Path, target: Path) -> Way:
+        """Return the way from the folder of a partition to a log directory."""
+        if self.is_in_bucket(target):
+            return Way.INTO_BUCKET
+        return Way.OUT_OF_BUCKET if self.is_in_bucket(folder.parent.parent) else Way.ON_DISK
 
     def name_of(self, log_dir: Path) -> str:
         """Return the name of a log directory."""
