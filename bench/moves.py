@@ -12,6 +12,13 @@ and behind a limit, while its records are deleted. All directories are on one di
     delete_ms   DeleteRecords during a limited move; error: its code, -1 without a response in 20 s
     resume_s    from the start after a kill -9 halfway until the move is complete
     limited     bytes per second of a move with a limit, part of the limit
+
+Then a broker of logmirror moves such a partition into a bucket and back, beside the producer:
+Versity's S3 gateway on the same machine, the broker's defaults.
+
+    mb_s                 as above
+    before, after        the producer's latencies in the old and in the new place, ms
+    around_swap_ms       its highest from 0.3 s before to 0.5 s after the move
 """
 
 from __future__ import annotations
@@ -45,6 +52,7 @@ from kit.judges.log_dirs_client import LogDirsClient  # noqa: E402  # as above
 from kit.judges.partition_client import PartitionClient  # noqa: E402  # as above
 from kit.servers.embedded import EmbeddedBroker  # noqa: E402  # as above
 from kit.servers.kafka import ApacheKafka, create_topic  # noqa: E402  # as above
+from kit.servers.s3 import LogBucket, S3Server  # noqa: E402  # as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,21 +63,31 @@ LIMIT = 20_000_000
 MOVE_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 SEGMENT_BYTES = 16 * 1024 * 1024
 DEADLINE_S = 300
+COMMIT_INTERVAL_MS = 100
+"""The default of a broker; that of the tests is less."""
 
 
 class Contestant:
     """A broker with two directories, and a partition in the first one."""
 
-    def __init__(self, name: str, folder: Path, megabytes: int) -> None:
+    def __init__(
+        self, name: str, folder: Path, megabytes: int, place: LogBucket | None = None
+    ) -> None:
         self.name = name
         self.places = [str(folder / one) for one in ("a", "b")]
-        if name == "Kafka":
+        if place is not None:
+            self.places[1] = place.url
+            more = {"more_log_dirs": self.places[:1], "segment_bytes": SEGMENT_BYTES}
+            self.broker: Any = EmbeddedBroker(
+                folder, bucket=place, commit_interval_ms=COMMIT_INTERVAL_MS, **more
+            )
+        elif name == "Kafka":
             config = {
                 "log.dirs": ",".join(self.places),
                 "log.segment.bytes": SEGMENT_BYTES,
                 "broker.session.timeout.ms": 1_500,
             }
-            self.broker: Any = ApacheKafka("4.3.1", folder, config=config, jvm=(), heap="1g")
+            self.broker = ApacheKafka("4.3.1", folder, config=config, jvm=(), heap="1g")
         else:
             more = {"more_log_dirs": self.places, "segment_bytes": SEGMENT_BYTES}
             self.broker = EmbeddedBroker(folder, **more)
@@ -190,6 +208,34 @@ def measured(one: Contestant) -> dict[str, Any]:
     return found
 
 
+def with_bucket(folder: Path, megabytes: int) -> dict[str, Any]:
+    """A move into a bucket, and one back."""
+    found: dict[str, Any] = {}
+    with S3Server(folder / "s3") as server:
+        place = LogBucket(server, server.new_bucket())
+        one = Contestant("logmirror", folder / "mixed", megabytes, place)
+        try:
+            for way in ("into", "out"):
+                with Load(one.broker.bootstrap) as load:
+                    time.sleep(6)
+                    target, began = one.other(), time.monotonic()
+                    took = one.wait(target, one.request(target))
+                    end = time.monotonic()
+                    time.sleep(6)
+                found[way] = {
+                    "mb_s": one.bytes / 1e6 / took,
+                    "before": load.between(began - 5, began),
+                    "during": load.between(began, end),
+                    "after": load.between(end + 1, end + 5),
+                    "around_swap_ms": load.between(end - 0.3, end + 0.5).get("highest"),
+                    "errors": load.errors,
+                }
+                print(way, json.dumps(found[way]), file=sys.stderr)
+        finally:
+            one.broker.kill()
+    return found
+
+
 def limited(one: Contestant) -> dict[str, Any]:
     """A move with a limit, and the deletion of records meanwhile; then a kill, and the rest."""
     found: dict[str, Any] = {}
@@ -249,6 +295,7 @@ def main() -> None:
             for name, figures in rounds(contestants, options.rounds):
                 found[name].append(figures)
             last = {one.name: limited_or_failed(one) for one in contestants}
+            bucket = with_bucket(Path(folder), options.megabytes)
             ratios = [
                 ours["mb_s"] / theirs["mb_s"]
                 for ours, theirs in zip(found["logmirror"], found["Kafka"], strict=True)
@@ -261,6 +308,7 @@ def main() -> None:
             "megabytes": options.megabytes,
             "rounds": found,
             "limited": last,
+            "bucket": bucket,
             "ratio": {"median": statistics.median(ratios), "rounds": ratios},
         },
         sys.stdout,

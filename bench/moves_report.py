@@ -10,6 +10,13 @@ from forward_report import table
 MOVE_GOAL = 2
 PRODUCER_GOAL = 2
 DELETE_GOAL_MS = 100
+BOTH = (("into the bucket", "into"), ("out of it", "out"))
+BUCKET = (
+    "Into a bucket and back, beside the same producer; Versity's S3 gateway on the same machine, "
+    "the broker's defaults. One run:"
+)
+WAYS = ["", "MB/s", "producer before: p50, p99, highest ms", "during", "after"]
+WAYS += ["highest ms around the swap"]
 BEHIND = (
     "A move behind a limit of 20 MB/s, in which records are deleted, and which continues without "
     "the limit after a `kill -9`:"
@@ -42,8 +49,18 @@ def moves_section(found: dict) -> str:
             _goals(found),
             BEHIND,
             table(behind, limited),
+            BUCKET,
+            table(WAYS, [_way(title, found["bucket"][key]) for title, key in BOTH]),
         ]
     )
+
+
+def _way(title: str, found: dict[str, Any]) -> list[str]:
+    times = [
+        ", ".join(f"{found[when][key]:.0f}" for key in ("p50", "p99", "highest"))
+        for when in ("before", "during", "after")
+    ]
+    return [title, f"{found['mb_s']:.0f}", *times, f"{found['around_swap_ms']:.0f}"]
 
 
 def _setting(megabytes: int) -> str:

@@ -13,7 +13,6 @@ import pytest
 from kit.judges.clients import rows_by_librdkafka
 from kit.runs.page import Reader, commands
 from kit.servers.apache import ApacheTools
-from kit.servers.s3 import LogBucket
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "moves.md").read_text()
 
@@ -23,6 +22,7 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
     reader = Reader(tmp_path, "127.0.0.1:9092", with_spark=False)
     reader.use(ApacheTools("4.3.1"))
     serve, produce, describe, plan, execute, verify = commands(PAGE)[:6]
+    cordon = commands(PAGE)[11]
     first, second = f"{tmp_path}/disk-1", f"{tmp_path}/disk-2"
     os.environ["PWD"] = str(tmp_path)
 
@@ -46,6 +46,7 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
             assert time.monotonic() < deadline, found
         assert "Clearing broker-level throttles" in found
         assert places() == {first: [], second: ["orders-0"]}
+        assert "Completed updating config" in reader.type(cordon)
         address = next(
             word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:")
         )
@@ -56,12 +57,7 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_move_a_partition_to_a_bucket(
-    tmp_path, s3_server, bucket, monkeypatch
-):
-    place = LogBucket(s3_server, bucket)
-    for name, value in {**place.environment, "BUCKET": bucket}.items():
-        monkeypatch.setenv(name, value)
+def test_the_commands_of_the_page_move_a_partition_to_a_bucket(tmp_path, place):
     reader = Reader(tmp_path, "127.0.0.1:9093", with_spark=False)
     reader.use(ApacheTools("4.3.1"))
     serve, produce, plan, execute, describe = commands(PAGE)[6:11]

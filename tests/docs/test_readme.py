@@ -26,12 +26,11 @@ from kit.runs import page
 from kit.runs.page import Reader
 from kit.servers.apache import ApacheTools
 from kit.servers.machine import program
-from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.servers.s3 import S3Server
+    from kit.servers.s3 import LogBucket
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,12 +48,8 @@ COMMANDS: Final = page.commands(README)
 
 
 @pytest.fixture
-def reader(
-    tmp_path: Path, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Reader]:
-    for name, value in LogBucket(s3_server, bucket).environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("BUCKET", bucket)
+def reader(tmp_path: Path, place: LogBucket) -> Iterator[Reader]:
+    assert place.environment
     made = Reader(tmp_path, ADDRESS, STANDBY, MOVING)
     made.use(ApacheTools("4.3.1"))
     yield made

@@ -3,6 +3,7 @@
     replica.alter.log.dirs.io.max.bytes.per.second  limit of all moves between log directories
     leader.replication.throttled.rate               stored and shown; there is no replication
     follower.replication.throttled.rate             the same
+    cordoned.log.dirs                               dirs that get no new partitions (KIP-1066)
 
 A value for this broker, under its ID, counts before one for all brokers, under the empty name.
 Kafka's tools set and delete these; the deletion of a setting that is not set succeeds.
@@ -21,14 +22,16 @@ from logmirror.broker.topic_configs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 MOVE_RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
+CORDONED: Final = "cordoned.log.dirs"
 _NO_LIMIT: Final = 2**63 - 1
 _SETTINGS: Final = {
     MOVE_RATE: "Limit for the bytes per second of moves between log directories.",
     "leader.replication.throttled.rate": "Without effect: there is no replication.",
     "follower.replication.throttled.rate": "Without effect: there is no replication.",
+    CORDONED: "Log directories, separated by commas, that get no new partitions; *: all.",
 }
 
 
@@ -38,11 +41,18 @@ class DynamicConfigs:
     Args:
         node_id: This broker.
         stored: The stored values, by scope and name.
+        log_dirs: The names of the log directories.
     """
 
-    def __init__(self, node_id: int, stored: Mapping[tuple[str, str], str]) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        stored: Mapping[tuple[str, str], str],
+        log_dirs: Collection[str] = (),
+    ) -> None:
         self._own = str(node_id)
         self._values = dict(stored)
+        self._log_dirs = log_dirs
         self.when_changed: Callable[[], None] = lambda: None
 
     def checked(
@@ -60,11 +70,25 @@ class DynamicConfigs:
                 found[scope, name] = None
             elif name not in _SETTINGS:
                 raise MalformedConfigError(f"{name}: fixed when the broker starts")
+            elif name == CORDONED:
+                found[scope, name] = self._checked_dirs(value)
             elif not value.isascii() or not value.isdigit() or int(value) > _NO_LIMIT:
                 raise RefusedConfigError(f"{name}: bytes per second, 0 to {_NO_LIMIT}")
             else:
                 found[scope, name] = value
         return found
+
+    def _checked_dirs(self, value: str) -> str:
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        if names != ["*"] and (unknown := [one for one in names if one not in self._log_dirs]):
+            reason = f"{CORDONED}: {unknown[0]} is no log directory of this broker"
+            raise RefusedConfigError(reason)
+        return ",".join(names)
+
+    def cordoned(self) -> set[str]:
+        """Return the names of the log directories that get no new partitions."""
+        value = self._values.get((self._own, CORDONED)) or self._values.get(("", CORDONED)) or ""
+        return set(self._log_dirs) if value == "*" else {name for name in value.split(",") if name}
 
     def apply(self, changes: Mapping[tuple[str, str], str | None]) -> None:
         """Apply stored changes."""
@@ -90,8 +114,10 @@ class DynamicConfigs:
             elif default is not None:
                 value, source = default, ConfigSource.DYNAMIC_DEFAULT_BROKER
             elif scope:
-                value, source = str(_NO_LIMIT), ConfigSource.DEFAULT
+                value = "" if name == CORDONED else str(_NO_LIMIT)
+                source = ConfigSource.DEFAULT
             else:
                 continue
-            found.append(ConfigEntry(name, value, ConfigType.LONG, source, documentation))
+            kind = ConfigType.LIST if name == CORDONED else ConfigType.LONG
+            found.append(ConfigEntry(name, value, kind, source, documentation))
         return found

@@ -174,12 +174,12 @@ async def _serve(
     ):
         commits = _commits(options, flushers, disk, bucket)
         topics = Topics(options, store, others, disk, cache, commits, bucket)
+        configs = _configs(options, store, topics, throttle := Throttle(SYSTEM_CLOCK))
         topics.load()
         commits.opened()
         await topics.create_missing()
-        configs = DynamicConfigs(options.node_id, store.broker_configs())
         if options.disk_dirs:
-            topics.follow(_moves(topics, disk, commits, store, (movers, changers), configs))
+            topics.follow(_moves(topics, disk, commits, store, (movers, changers), throttle))
         copies, unmount = await _mount(options, topics, disk, cache)
         groups = _groups(options, state, topics)
         transactions = _transactions(options, groups, state, store, topics, commits, changers)
@@ -280,7 +280,7 @@ def _moves(  # noqa: PLR0913, PLR0917  # the broker's parts
     commits: GroupCommit,
     store: MetadataStore,
     threads: tuple[Executor, Executor],
-    configs: DynamicConfigs,
+    throttle: Throttle,
 ) -> Moves:
     """Return what moves partitions; the threads are for copying and for the database."""
     movers, changers = threads
@@ -289,19 +289,23 @@ def _moves(  # noqa: PLR0913, PLR0917  # the broker's parts
         places = topics.dirs, topics.partitions.ends
         remove = topics.remove_residence
         routes = BucketRoutes(disk, *places, commits, store, changers, remove)
-    return Moves(store, commits, disk, movers, changers, _throttle(configs), routes)
+    return Moves(store, commits, disk, movers, changers, throttle, routes)
 
 
-def _throttle(configs: DynamicConfigs) -> Throttle:
-    """Return the limit of moves between log directories, which follows the settings."""
-    throttle = Throttle(SYSTEM_CLOCK)
+def _configs(
+    options: BrokerOptions, store: MetadataStore, topics: Topics, throttle: Throttle
+) -> DynamicConfigs:
+    """Return the settings that may change, and let what follows them follow."""
+    dirs = topics.dirs
+    configs = DynamicConfigs(options.node_id, store.broker_configs(), list(dirs.by_name))
 
     def apply() -> None:
         throttle.rate = configs.rate(MOVE_RATE)
+        dirs.cordoned = frozenset(configs.cordoned())
 
     configs.when_changed = apply
     apply()
-    return throttle
+    return configs
 
 
 async def _mount(

@@ -219,6 +219,9 @@ class Topics:
         return TopicConfigs(configs, self._options)
 
     def _check_room(self, more: int) -> None:
+        if not self.dirs.has_room:
+            reason = "all log directories are cordoned (cordoned.log.dirs)"
+            raise RefusedTopicError(ErrorCode.INVALID_REPLICATION_FACTOR, reason)
         if self.partition_count + more > self._options.max_partitions:
             reason = f"this broker allows at most {self._options.max_partitions} partitions"
             raise RefusedTopicError(ErrorCode.POLICY_VIOLATION, reason)

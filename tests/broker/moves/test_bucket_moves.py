@@ -28,6 +28,7 @@ from broker.moves.test_moves import (
     test_e88_compaction_continues_during_a_move,
 )
 from broker.moves.test_requests import BATCH, NONE, fill
+from broker.moves.test_tools import Plan, described, sizes
 from kit.fakes.s3_proxy import Fault, S3Proxy
 from kit.judges.partition_client import EARLIEST, Appended
 from kit.runs.commands import wait_until
@@ -188,8 +189,9 @@ def test_a_topic_that_was_moved_leaves_nothing_when_it_is_deleted(dirs):
 def test_a_new_partition_is_on_the_disk_unless_the_bucket_is_asked_for(dirs):
     create_topic(dirs.bootstrap, "t", 3, {})
     with dirs.client() as client:
-        assert client.move_one("u", dirs.b) == 3
-        create_topic(dirs.bootstrap, "u", 1, {})
+        for topic in ("u", "without"):
+            assert client.move_one(topic, dirs.b) == 3
+            create_topic(dirs.bootstrap, topic, 1, {})
         assert [[*client.where("t", n)] for n in range(3)] == [[str(dirs.a)]] * 3
         assert [*client.where("u")] == [str(dirs.b)]
     with dirs.partition("u") as partition:
@@ -199,6 +201,9 @@ def test_a_new_partition_is_on_the_disk_unless_the_bucket_is_asked_for(dirs):
     with dirs.partition("u") as partition, dirs.client() as client:
         assert len(contents(partition)) == 100
         assert [*client.where("u")] == [str(dirs.b)]
+    dirs.move("without", dirs.a)
+    with dirs.partition("without") as partition:
+        assert partition.produce(BATCH) == Appended(0, 0)
 
 
 def test_a_machine_that_burns_down_loses_only_what_was_on_its_disk(dirs):
@@ -349,6 +354,28 @@ def test_a_database_that_did_not_reach_the_bucket_is_taken_at_the_next_start(tmp
         assert store.cluster_id == cluster_id
         assert store.is_placed_explicitly
         assert store.has_disks
+
+
+@pytest.mark.slow
+@pytest.mark.move("E96", "E97")
+def test_e97_the_tools_move_into_the_bucket_and_cancel(apache_tools, dirs, tmp_path):
+    dirs.create("t", 2)
+    fill(dirs, "t")
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
+    begun = plan.run("--execute", "--replica-alter-log-dirs-throttle", "1")
+    assert f"Successfully started moving log directory to {dirs.b} for replica t-0" in (
+        line.rpartition(" with broker 1")[0] for line in begun
+    )
+    assert "Reassignment of replica t-0-1 is still in progress." in plan.run("--verify")
+    back = f"Successfully started moving log directory to {dirs.a} for replica t-0 with broker 1 "
+    assert back in plan.run("--cancel")
+    dirs.wait_clean("t", "a/0")
+    plan.run("--execute")
+    dirs.wait_in("t", dirs.b)
+    assert "Reassignment of replica t-0-1 completed successfully." in plan.run("--verify")
+    found = described(apache_tools, dirs.bootstrap)
+    assert found.keys() == {str(dirs.a), dirs.b}
+    assert sizes(found[dirs.b]).keys() == {"t-0", "t-1"}
 
 
 @pytest.mark.slow

@@ -108,7 +108,8 @@ class BucketDisk(Disk):
             if path.parent not in self._folders:
                 raise
             return self._fetched(path)
-        self.hits += 1
+        if path.parent in self._folders:  # others are on disks
+            self.hits += 1
         return file
 
     def part(

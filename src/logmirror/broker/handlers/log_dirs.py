@@ -82,7 +82,7 @@ async def describe_log_dirs(
                 ),
                 total_bytes=total,
                 usable_bytes=usable,
-                is_cordoned=False,
+                is_cordoned=name in broker.topics.dirs.cordoned,
             )
         )
     return await turns.encoded(
@@ -254,6 +254,8 @@ def _decided(  # noqa: PLR0911  # one response for each case, in Kafka's order
     if place in offline:
         return ErrorCode.KAFKA_STORAGE_ERROR, None
     topic, dirs = broker.topics.by_name.get(name), broker.topics.dirs
+    if place in dirs.cordoned and not _is_in(broker, topic, number, place):
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, None
     if topic is None or not 0 <= number < len(topic.logs):
         dirs.prefer(name, number, place)
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
@@ -269,6 +271,13 @@ def _decided(  # noqa: PLR0911  # one response for each case, in Kafka's order
     if not is_there and offline:
         return ErrorCode.KAFKA_STORAGE_ERROR, None
     return ErrorCode.NONE, ((topic.topic_id.bytes, number), log, dirs.by_name[place])
+
+
+def _is_in(broker: Broker, topic: Topic | None, number: int, place: str) -> bool:
+    """Whether a partition is in a log directory: a request for it only cancels a move."""
+    if topic is None or not 0 <= number < len(topic.logs) or topic.is_archive:
+        return False
+    return broker.topics.dirs.by_name[place] == topic.logs[number].folder.parent.parent
 
 
 async def alter_partition_reassignments(

@@ -57,6 +57,9 @@ class LogDirs:
         self.paths = tuple(self.by_name.values())
         self._names = {path: name for name, path in self.by_name.items()}
         self._counts = dict.fromkeys(self.paths, 0)
+        self.cordoned: frozenset[str] = frozenset()
+        """The names of directories that get no new partitions (KIP-1066)."""
+
         self.preferred: dict[tuple[str, int], Path] = {}
         """Where partitions go that do not exist yet, by topic and partition."""
 
@@ -109,10 +112,22 @@ class LogDirs:
         self._counts[found[0].parent.parent] += 1
         return found[0]
 
+    @property
+    def _open(self) -> list[Path]:
+        """The directories in which partitions are created, if no other was requested."""
+        paths = self.on_disk or self.paths
+        return [path for path in paths if self._names[path] not in self.cordoned]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a directory gets new partitions."""
+        return bool(self._open)
+
     def place(self, topic: str, partition: int) -> Path:
-        """Return the folder for a new partition."""
+        """Return the folder for a new partition; of a cordoned directory only if all are."""
         path = self.preferred.pop((topic, partition), None)
-        path = path or min(self.on_disk or self.paths, key=self._counts.__getitem__)
+        if path is None or self._names[path] in self.cordoned:
+            path = min(self._open or self.on_disk or self.paths, key=self._counts.__getitem__)
         self._counts[path] += 1
         return path / topic / str(partition)
 

@@ -52,6 +52,8 @@ _LONGEST_TAIL: Final = 1024 * 1024
 class _BucketRoute(Route):
     """What both ways have in common."""
 
+    needs_tail = True
+
     def __init__(
         self,
         disk: Disk,

@@ -88,10 +88,11 @@ class Copier:
 
     def _is_tail_due(self, move: Move, tail: Segment | None) -> bool:
         """Whether an open segment is to be begun: there is none, or much would be left of it."""
-        longest = self._routes.of(move).longest_tail
-        if longest is None:
-            return False
-        return tail is None or (tail.size_bytes > longest and move.rolls < _ROLLS)
+        route = self._routes.of(move)
+        if tail is None:
+            return route.needs_tail
+        longest = route.longest_tail
+        return longest is not None and tail.size_bytes > longest and move.rolls < _ROLLS
 
     async def _copy_sealed(self, move: Move, segment: Segment) -> None:
         try:

@@ -271,12 +271,12 @@ class Moves:
 
     def _may_pass(self, move: Move, error: Exception) -> bool:
         """Whether to try again after an error; what was copied of the segment is dropped."""
-        if not self._routes.of(move).is_passing(error):
+        if move.log.failure is not None or not self._routes.of(move).is_passing(error):
             return False
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         if move.trouble_since_ms is None:
             move.trouble_since_ms = now_ms
-        move.copy = None
+        self._detach(move, MoveState.COPYING)
         return now_ms - move.trouble_since_ms < _AWAY_MS
 
     async def _pause(self) -> None:

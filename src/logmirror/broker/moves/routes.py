@@ -27,6 +27,9 @@ class Route:
     longest_tail: int | None = None
     """An open segment of more bytes is sealed before the log is followed; None: never."""
 
+    needs_tail = False
+    """Whether an open segment is begun if there is none: what arrives is flushed with it."""
+
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
