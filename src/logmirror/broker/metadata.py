@@ -89,6 +89,7 @@ CREATE TABLE IF NOT EXISTS quotas (
     entity TEXT NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (entity, name)
 ) WITHOUT ROWID;
 """
+_FIND_TOPIC: Final = "SELECT id FROM topics WHERE name = ?"
 _FIND_TABLE: Final = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name ="
 PRODUCER_ID_BLOCK: Final = 1000
 """IDs are reserved in blocks, so that most allocations do not wait for the disk. A restart loses
@@ -214,9 +215,8 @@ class MetadataStore(PlaceRows):
         with self._database.transaction() as database:
             update = "UPDATE topics SET partitions = ? WHERE name = ?"
             database.execute(update, (partition_count, topic))
-            select = "SELECT id FROM topics WHERE name = ?"
-            [topic_id] = database.execute(select, (topic,)).fetchone()
-            insert_residences(database, topic_id, residences)
+            for (topic_id,) in database.execute(_FIND_TOPIC, (topic,)).fetchall():
+                insert_residences(database, topic_id, residences)
 
     def set_configs(self, topic: str, configs: Mapping[str, str]) -> None:
         """Replace a topic's settings."""
