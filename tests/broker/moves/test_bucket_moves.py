@@ -21,6 +21,7 @@ from broker.moves.test_moves import (
     lookups,
     test_e35_records_that_are_deleted_during_a_move_stay_deleted,
     test_e38_a_compacted_partition_keeps_its_gaps,
+    test_e40_every_codec_and_batches_of_any_size_are_copied,
     test_e51_producers_and_consumers_notice_nothing,
     test_e53_a_transaction_and_sequences_survive_the_swap,
     test_e66_retention_and_settings_apply_during_a_move,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 __all__ = [  # the same tests, with `dirs` of this module
     "test_e35_records_that_are_deleted_during_a_move_stay_deleted",
     "test_e38_a_compacted_partition_keeps_its_gaps",
+    "test_e40_every_codec_and_batches_of_any_size_are_copied",
     "test_e51_producers_and_consumers_notice_nothing",
     "test_e53_a_transaction_and_sequences_survive_the_swap",
     "test_e66_retention_and_settings_apply_during_a_move",

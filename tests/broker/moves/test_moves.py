@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from broker.moves.test_requests import BATCH, NONE, fill
 from kit.judges.clients import rows_by_librdkafka
@@ -24,7 +25,8 @@ from kit.runs.cleaning import set_config
 from kit.runs.commands import wait_until
 from kit.tiers import KILLS, sized
 from logmirror.failpoints import MOVE_POINTS, VARIABLE
-from logmirror.wire.records import decode_reference
+from logmirror.wire.compression import Codec
+from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
     from kit.judges.partition_client import PartitionClient
@@ -38,6 +40,17 @@ def end_of(batches: bytes) -> int:
         [delta] = unpack_from(">i", batches, position + 23)
         end, position = base_offset + delta + 1, position + 12 + length
     return end
+
+
+def batches(partition: PartitionClient) -> bytes:
+    """Everything, as it is sent."""
+    found, offset = b"", partition.list_offset(EARLIEST)[2]
+    while offset < partition.list_offset(LATEST)[2]:
+        response = partition.fetch(offset)
+        assert response.error_code == 0
+        found += response.records
+        offset = end_of(response.records)
+    return found
 
 
 def contents(partition: PartitionClient) -> list[tuple[int, bytes | None]]:
@@ -154,6 +167,39 @@ def test_e53_a_transaction_and_sequences_survive_the_swap(dirs):
     dirs.broker.kill()
     dirs.broker.start()
     assert list(rows_by_librdkafka(dirs.bootstrap, "t")) == rows
+
+
+@pytest.mark.move("E40")
+def test_e40_every_codec_and_batches_of_any_size_are_copied(dirs):
+    dirs.create("t", max_message_bytes="9000000")
+    with dirs.partition("t") as partition:
+        large = [Record(0, 1, 0, None, random.Random(40).randbytes(5_000_000), ())]
+        counts = [1, 10_000, 3]
+        for codec in Codec:
+            for count in counts:
+                assert partition.produce(data_batch(count, codec=codec)).error == 0
+            assert partition.produce(encode_reference(large, codec=codec)).error == 0
+        before = batches(partition)
+        assert end_of(before) == len(Codec) * (sum(counts) + 1)
+        for target in (dirs.b, dirs.a):
+            dirs.move("t", target)
+            assert batches(partition) == before
+
+
+@pytest.mark.move("E65")
+def test_e65_partitions_that_are_added_during_a_move_do_not_disturb_it(dirs):
+    dirs.create("t")
+    fill(dirs, "t")
+    dirs.limit(1)
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert client.move_one("t", dirs.b) == NONE
+        admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
+        admin.create_partitions([NewPartitions("t", 3)])["t"].result(20)
+        assert client.where("t")[str(dirs.b)].is_future
+        dirs.limit(None)
+        dirs.wait_in("t", dirs.b)
+        assert len([*client.where("t", 1), *client.where("t", 2)]) == 2
+        assert len(contents(partition)) == 6_000
 
 
 @pytest.mark.move("E32", "E33", "E34", "E35", "E36", "E37")
