@@ -35,6 +35,7 @@ from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log_dirs.placement import absolute
 from logmirror.broker.metadata import MoveRow
 from logmirror.broker.moves.copying import SegmentCopy, is_copied
+from logmirror.broker.moves.counts import MoveCounts
 from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
@@ -101,7 +102,7 @@ class Moves:
     ) -> None:
         self._store, self._commits, self._disk = store, commits, disk
         self._threads, self._executor = threads, executor
-        self.throttle = throttle
+        self.throttle, self.counts = throttle, MoveCounts()
         self._moves: dict[PartitionLog, Move] = {}
         self._backlog: deque[Move] = deque()
         self._active: set[Move] = set()
@@ -316,7 +317,7 @@ class Moves:
     async def _advance(self, move: Move, copy: SegmentCopy, end: int) -> None:
         count = await self._in_thread(copy.step, end, self.throttle.limit(_STEP_BYTES))
         self.throttle.count(count)
-        move.copied_bytes += count
+        self.counts.copied_bytes += count
         move.next_offset = max(move.next_offset, copy.next_offset)
 
     # Following, and the swap
@@ -324,7 +325,7 @@ class Moves:
     async def _follow(self, move: Move, tail: Segment | None) -> None:
         log = move.log
         if tail is not None and move.copy is not None:
-            move.copied_bytes += move.copy.step(tail.size_bytes, tail.size_bytes)
+            self.counts.copied_bytes += move.copy.step(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, move.copy.file)
         move.next_offset, whole = log.log_end, Whole.of(log)
         move.state, move.whole = MoveState.FOLLOWING, whole
@@ -353,6 +354,7 @@ class Moves:
             return
         old = log.folder
         new = move.target / old.parent.name / old.name
+        began_s = self.counts.now_s()
         try:
             self._disk.rename(move.future, new)  # nothing has this name, see `_prepare`
         except OSError as error:
@@ -363,6 +365,7 @@ class Moves:
         self._detach(move, MoveState.MOVED)
         self._commits.touch(log)
         self.when_moved(old, new)
+        self.counts.swapped(began_s)
         _LOG.info("%s moved to %s", old, new)
         move.cleaning = self._run(self._clean(move, old, new))
 
