@@ -223,6 +223,7 @@ _ALL_ERRORS: Final = "rate(logmirror_broker_request_errors_total[$__rate_interva
 _NOT_ON_DISK: Final = "logmirror_broker_log_end_offsetOF - logmirror_broker_durable_offsetOF"
 _BUCKET_REQUESTS: Final = "rate(logmirror_broker_bucket_requests_total[$__rate_interval])"
 _BUCKET_BYTES: Final = "rate(logmirror_broker_bucket_bytes_total[$__rate_interval])"
+_SWAPS: Final = "rate(logmirror_broker_move_swap_seconds_bucket[$__rate_interval])"
 _MISSES: Final = "rate(logmirror_broker_local_copies_misses_total[$__rate_interval])"
 BROKER_PANELS: Final = (
     Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
@@ -318,6 +319,32 @@ BROKER_PANELS: Final = (
             ("logmirror_broker_local_copies_bytes", "{{of}}, bytes"),
             (f"sum by (of) ({_MISSES})", "{{of}}, fetched per second"),
         ),
+    ),
+    Panel(
+        "Moves between log directories",
+        (
+            ("sum(logmirror_broker_moves_in_progress)", "in progress"),
+            ("sum(logmirror_broker_moves_failed)", "failed"),
+            ("sum(increase(logmirror_broker_move_swaps_total[$__rate_interval]))", "completed"),
+        ),
+        about="The broker's log has the reason of a failed move.",
+    ),
+    Panel(
+        "Bytes of moves",
+        (
+            ("sum(logmirror_broker_move_bytes_left)", "left"),
+            (
+                "sum(rate(logmirror_broker_move_bytes_copied_total[$__rate_interval]))",
+                "copied per second",
+            ),
+        ),
+        unit="bytes",
+    ),
+    Panel(
+        "Duration of swaps",
+        ((f"histogram_quantile(0.99, sum by (le) ({_SWAPS}))", "p99"),),
+        unit="s",
+        about="When a copy becomes the partition, no request is handled for this time.",
     ),
     Panel(
         "Memory and CPU",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
+    from logmirror.app.moves import Moves as Moves  # noqa: PLC0414  # also the command line's type
     from logmirror.broker.options import Archive, BrokerOptions
     from logmirror.config.destinations import S3Destination
     from logmirror.config.settings import Settings
@@ -472,3 +473,14 @@ def explain_cost(
         partitions=partitions,
         prices=prices,
     )
+
+
+def open_moves(bootstrap_servers: str, properties: Mapping[str, str]) -> Moves:
+    """Return the log directories of a cluster, and what moves replicas between them.
+
+    Raises:
+        UsageError: A property is not valid.
+    """
+    from logmirror.app.moves import open_moves as opened  # noqa: PLC0415  # see the module
+
+    return opened(bootstrap_servers, properties)

@@ -22,7 +22,7 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
     reader = Reader(tmp_path, "127.0.0.1:9092", with_spark=False)
     reader.use(ApacheTools("4.3.1"))
     serve, produce, describe, plan, execute, verify = commands(PAGE)[:6]
-    cordon = commands(PAGE)[11]
+    cordon, back, move_back, undo = commands(PAGE)[11:]
     first, second = f"{tmp_path}/disk-1", f"{tmp_path}/disk-2"
     os.environ["PWD"] = str(tmp_path)
 
@@ -45,6 +45,11 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
         while "completed successfully" not in (found := reader.type(verify)):
             assert time.monotonic() < deadline, found
         assert "Clearing broker-level throttles" in found
+        assert places() == {first: [], second: ["orders-0"]}
+        reader.type(back)
+        assert f"it is in {first}" in reader.type(move_back)
+        assert places() == {first: ["orders-0"], second: []}
+        assert f"it is in {second}" in reader.type(undo)
         assert places() == {first: [], second: ["orders-0"]}
         assert "Completed updating config" in reader.type(cordon)
         address = next(

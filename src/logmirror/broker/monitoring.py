@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.apis import Api
 from logmirror.broker.bucket_monitoring import BucketValues
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.moves_monitoring import move_numbers, move_status, swap_seconds
 from logmirror.monitoring import broker_metrics as catalogue
 from logmirror.monitoring.http import serve
 from logmirror.monitoring.metrics import Distribution
@@ -90,11 +91,15 @@ class BrokerValues:
 
     def numbers(self, metric: Metric, now_s: float = 0) -> Numbers:  # noqa: ARG002  # no ages
         """Return the values of a gauge or counter, by labels."""
+        if metric in catalogue.MOVE_CATALOGUE:
+            return move_numbers(self._broker.topics.moves, metric)
         found = self._numbers.get(metric)
         return self._bucket.numbers(metric) if found is None else found()
 
-    def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:  # noqa: ARG002  # one histogram
-        """Return the latency of requests, by API."""
+    def distributions(self, metric: Metric) -> list[tuple[Labels, Distribution]]:
+        """Return the latency of requests, by API, or that of swaps."""
+        if metric is catalogue.SWAP_SECONDS:
+            return swap_seconds(self._broker.topics.moves)
         return [
             ((_api_name(api_key),), Distribution(tuple(latency.counts), latency.total_s))
             for api_key, latency in tuple(self._broker.traffic.latencies.items())
@@ -187,6 +192,7 @@ class BrokerViews:
             "log_dirs": list(broker.topics.dirs.by_name),
             "connections": len(self._connections.open),
             "topics": [_topic_status(topic) for topic in _topics(broker)],
+            "moves": move_status(broker.topics.moves),
             "offline": _offline(broker),
         }
 

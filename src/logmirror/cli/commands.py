@@ -35,6 +35,7 @@ _GROUPS: Final = {
     "policy": "IAM policies that a configuration needs.",
     "acls": "Kafka ACLs that a configuration needs.",
     "groups": "Consumer groups, and where they continue in a replica.",
+    "moves": "Moves of partitions between log directories of a broker.",
     "broker users": "Who may log in to an embedded broker.",
 }
 _COMMANDS: Final[dict[str, _Command]] = {
@@ -154,6 +155,40 @@ _COMMANDS: Final[dict[str, _Command]] = {
         (
             "logmirror broker users remove alice --log-dir broker-data",
             "logmirror broker users remove bob --log-dir /var/lib/broker",
+        ),
+    ),
+    "moves list": _Command(
+        "logmirror.cli.moves",
+        "moves_list",
+        (
+            "logmirror moves list --bootstrap 127.0.0.1:9092",
+            "logmirror moves list --bootstrap 127.0.0.1:9092 --watch",
+            "logmirror moves list --bootstrap kafka:9092 --client-config client.conf",
+        ),
+    ),
+    "moves plan": _Command(
+        "logmirror.cli.moves",
+        "moves_plan",
+        (
+            "logmirror moves plan --bootstrap 127.0.0.1:9092",
+            "logmirror moves plan --bootstrap 127.0.0.1:9092 --output plan.json",
+        ),
+    ),
+    "moves start": _Command(
+        "logmirror.cli.moves",
+        "moves_start",
+        (
+            "logmirror moves start plan.json --bootstrap 127.0.0.1:9092 --wait",
+            "logmirror moves start plan.json --bootstrap kafka:9092 --rollback undo.json",
+        ),
+    ),
+    "moves cancel": _Command(
+        "logmirror.cli.moves",
+        "moves_cancel",
+        (
+            "logmirror moves cancel plan.json --bootstrap 127.0.0.1:9092",
+            "logmirror moves cancel orders:3 payments --bootstrap 127.0.0.1:9092",
+            "logmirror moves cancel --all --bootstrap 127.0.0.1:9092",
         ),
     ),
     "demo": _Command(

@@ -23,6 +23,7 @@ from logmirror.cluster.fetch_ahead import FetchAhead
 from logmirror.cluster.groups import Groups
 from logmirror.cluster.leader_epochs import LeaderEpochs
 from logmirror.cluster.lease import Lease
+from logmirror.cluster.log_dirs import LogDirs
 from logmirror.cluster.offsets import (
     EARLIEST,
     LATEST,
@@ -97,6 +98,8 @@ class ClusterClient:
         """Creates, changes and deletes: topics, partitions, records, markers."""
         self.groups = Groups(self._router)
         """Consumer groups and their committed offsets."""
+        self.log_dirs = LogDirs(self._router)
+        """Log directories, and moves of replicas between them."""
 
     def __enter__(self) -> Self:
         return self

@@ -96,6 +96,42 @@ OFFLINE: Final = _metric(
 )
 CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connections.")
 
+MOVES: Final = _metric(
+    "moves_in_progress",
+    "gauge",
+    "moves",
+    "Moves of partitions to another log directory that are in progress, also those that wait for "
+    "others.",
+)
+MOVES_FAILED: Final = _metric(
+    "moves_failed",
+    "gauge",
+    "moves",
+    "Moves that have failed, and were not requested again. The log has the reason.",
+)
+MOVE_BYTES_LEFT: Final = _metric(
+    "move_bytes_left", "gauge", "bytes", "What the moves in progress have not copied yet."
+)
+MOVE_BYTES_COPIED: Final = _metric(
+    "move_bytes_copied_total",
+    "counter",
+    "bytes",
+    "Bytes that moves have copied. A batch counts again if its segment is copied again.",
+)
+SWAPS: Final = _metric(
+    "move_swaps_total", "counter", "moves", "Moves after which the copy became the partition."
+)
+SWAP_SECONDS: Final = _metric(
+    "move_swap_seconds",
+    "histogram",
+    "seconds",
+    "How long the event loop was held while a copy became the partition. No request is handled in "
+    "this time.",
+    buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0),
+)
+MOVE_CATALOGUE: Final = (MOVES, MOVES_FAILED, MOVE_BYTES_LEFT, MOVE_BYTES_COPIED, SWAPS)
+"""The numbers of moves. They have no values with a log directory in a bucket."""
+
 REQUESTS: Final = ("of", "kind")
 COPIES: Final = ("of",)
 BUCKET_REQUESTS: Final = _metric(
@@ -172,5 +208,7 @@ BUCKET_CATALOGUE: Final = (
 BROKER_CATALOGUE: Final = (
     *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS, THROTTLED),
     *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
+    *MOVE_CATALOGUE,
+    SWAP_SECONDS,
     *BUCKET_CATALOGUE,
 )

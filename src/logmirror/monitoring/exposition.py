@@ -143,9 +143,10 @@ class Exposition:
         texts = self._texts[metric.labels]
         for labels, found in self._recorder.distributions(metric):
             text, count, lines = texts[labels], 0, []
+            before = f"{text[:-2]}," if labels else "{"
             for bound, more in zip(bounds, found.counts, strict=True):
                 count += more
-                lines.append(f'{metric.name}_bucket{text[:-2]},le="{bound}"}} {count}\n')
+                lines.append(f'{metric.name}_bucket{before}le="{bound}"}} {count}\n')
             lines.append(f"{metric.name}_count{text}{count}\n")
             lines.append(f"{metric.name}_sum{text}{found.total}\n")
             yield "".join(lines).encode()

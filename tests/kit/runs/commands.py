@@ -42,6 +42,7 @@ _LISTINGS_MAX: Final = (
     "acls",
     "compact",
     "groups",
+    "moves",
     "policy",
     "schema",
     "status",

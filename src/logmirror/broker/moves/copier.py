@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment import Segment
+    from logmirror.broker.moves.counts import MoveCounts
     from logmirror.broker.moves.move import Copy, Move
     from logmirror.broker.moves.routes import Routes
     from logmirror.broker.moves.throttle import Throttle
@@ -39,12 +40,18 @@ class Copier:
         commits: What flushes.
         threads: For what blocks.
         throttle: The limit of all moves together.
+        counts: Of the broker.
     """
 
     def __init__(
-        self, routes: Routes, commits: GroupCommit, threads: Executor, throttle: Throttle
+        self,
+        routes: Routes,
+        commits: GroupCommit,
+        threads: Executor,
+        throttle: Throttle,
+        counts: MoveCounts,
     ) -> None:
-        self._routes = routes
+        self._routes, self._counts = routes, counts
         self._commits, self._threads, self._throttle = commits, threads, throttle
 
     async def step(self, move: Move) -> bool:
@@ -128,7 +135,7 @@ class Copier:
     async def _advance(self, move: Move, copy: Copy, end: int) -> None:
         count = await self.in_thread(copy.step, end, self._throttle.limit(_STEP_BYTES))
         self._throttle.count(count)
-        move.copied_bytes += count
+        self._counts.copied_bytes += count
         move.next_offset = max(move.next_offset, copy.next_offset)
 
     async def in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call

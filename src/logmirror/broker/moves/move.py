@@ -86,7 +86,6 @@ class Move:
         copied: The sealed segments in the copy.
         names: The names of sealed segments that were in its folder at the start.
         whole: What the copy holds, while it follows.
-        copied_bytes: The size of the copy.
         next_offset: The log end offset of the copy, as far as it is known.
     """
 
@@ -98,7 +97,6 @@ class Move:
     failure: LogmirrorError | None = None
     copied: set[Segment] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
-    copied_bytes: int = 0
     next_offset: int = 0
     is_prepared: bool = False
     is_durable: bool = False
@@ -137,6 +135,20 @@ class Move:
         """The folder of the copy."""
         folder = self.log.folder
         return self.target / folder.parent.name / f"{folder.name}.{self.nonce}{FUTURE}"
+
+    @property
+    def copied_bytes(self) -> int:
+        """The size of what the copy has of the log. Safe from any thread."""
+        log, copied, copy = self.log, self.copied, self.copy
+        if self.state is MoveState.FOLLOWING:
+            return log.size_bytes
+        done = sum(segment.size_bytes for segment in tuple(log.segments) if segment in copied)
+        return done + (copy.position if copy is not None else 0)
+
+    @property
+    def left_bytes(self) -> int:
+        """The size of what the copy does not have yet. Safe from any thread."""
+        return max(0, self.log.size_bytes - self.copied_bytes)
 
     @property
     def lag(self) -> int:

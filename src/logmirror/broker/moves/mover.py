@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logmirror import failpoints
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.moves.copier import Copier, last_copy
+from logmirror.broker.moves.counts import MoveCounts
 from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
@@ -99,8 +100,8 @@ class Moves:
         self._store, self._commits, self._disk = store, commits, disk
         self._routes = routes or Routes(disk)
         self._threads, self._executor = threads, executor
-        self.throttle = throttle
-        self._copier = Copier(self._routes, commits, threads, throttle)
+        self.throttle, self.counts = throttle, MoveCounts()
+        self._copier = Copier(self._routes, commits, threads, throttle, self.counts)
         self._moves: dict[PartitionLog, Move] = {}
         self._backlog: deque[Move] = deque()
         self._active: set[Move] = set()
@@ -123,6 +124,10 @@ class Moves:
     def all(self) -> list[Move]:
         """All moves that are in progress, or failed."""
         return list(self._moves.values())
+
+    def name_of(self, log_dir: Path) -> str:
+        """Return the name of a log directory for clients."""
+        return self._routes.name_of(log_dir)
 
     # Requests
 
@@ -292,7 +297,7 @@ class Moves:
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
         if tail is not None and copy is not None:
-            move.copied_bytes += copy.step(tail.size_bytes, tail.size_bytes)
+            self.counts.copied_bytes += copy.step(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, whole = log.log_end, Whole.of(log)
         move.state, move.whole = MoveState.FOLLOWING, whole
@@ -325,6 +330,7 @@ class Moves:
             return
         old = log.folder
         new = move.target / old.parent.name / old.name
+        began_s = self.counts.now_s()
         try:
             self._disk.rename(move.future, new)  # nothing has this name, see `_prepare`
         except OSError as error:
@@ -337,6 +343,7 @@ class Moves:
         self._routes.of(move).enter(move)
         self._commits.touch(log)
         self.when_moved(old, new)
+        self.counts.swapped(began_s)
         _LOG.info("%s moved to %s", old, new)
         move.cleaning = self._run(self._clean(move, old, new))
 
