@@ -65,6 +65,7 @@ _HINTS: Final = {
     "of the partition already; see the broker's log",
     _NOT_FOUND: "check topic, partition and broker, and grant Describe on the topic; a partition "
     "whose log directory is offline is not found either",
+    "INVALID_REPLICA_ASSIGNMENT": "the log directory is cordoned (cordoned.log.dirs)",
     "UNKNOWN_TOPIC_OR_PARTITION": "check topic and partition",
     "CLUSTER_AUTHORIZATION_FAILED": "grant Alter on the cluster",
     "POLICY_VIOLATION": "a partition of an archive is in no log directory",
