@@ -66,14 +66,14 @@ def test_no_producer_id_is_given_out_twice_even_without_a_clean_end(tmp_path):
 def test_a_database_of_another_version_is_refused(tmp_path):
     MetadataStore(tmp_path / "db").close()
     database = sqlite3.connect(tmp_path / "db")
-    database.execute("UPDATE settings SET value = '3' WHERE name = 'schema'")
+    database.execute("UPDATE settings SET value = '4' WHERE name = 'schema'")
     database.commit()
     database.close()
 
     with pytest.raises(UsageError) as raised:
         MetadataStore(tmp_path / "db")
 
-    assert (raised.value.facts["expected"], raised.value.facts["found"]) == ("2", "3")
+    assert (raised.value.facts["expected"], raised.value.facts["found"]) == ("2", "4")
 
 
 def test_a_database_from_before_log_starts_is_taken_over(tmp_path):

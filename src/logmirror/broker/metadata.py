@@ -1,6 +1,6 @@
 """The broker's metadata: cluster ID, topics, log start offsets, producer IDs and client quotas.
 
-A change is durable when the call returns. Schema 2:
+A change is durable when the call returns. Schema 2 and 3:
 
     settings(name, value)                   schema, cluster_id, next_producer_id
     topics(name, id, partitions, state)     id: 16 bytes; state: live
@@ -23,9 +23,10 @@ A topic that is deleted has a row until its files are removed. A broker that sto
 resumes the deletion at its next start, and a new topic of that name never inherits a record. Older
 versions kept it in `topics`, with the state `deleting`.
 
-Schema 1 had no log starts. Opening a database of schema 1 upgrades it. Older versions that wrote
-schema 2 recorded durable ends in a table, `durable_ends`. A start moves its rows to the file of
-`log/durable_ends`, and removes the table.
+Schema 3 is that of a broker with log directories on disks beside a bucket: an earlier version would
+take partitions on disks for empty ones. Schema 1 had no log starts. Opening a database of schema 1
+upgrades it. Older versions that wrote schema 2 recorded durable ends in a table, `durable_ends`. A
+start moves its rows to the file of `log/durable_ends`, and removes the table.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.database import Database
 from logmirror.broker.place_rows import (
+    PLACED_VERSION,
     PLACES_SCHEMA,
     Compacted,
     PlaceRows,
@@ -148,7 +150,7 @@ class MetadataStore(PlaceRows):
         if version in _OLDER_VERSIONS:
             with self._database.transaction() as database:
                 _update_setting(database, "schema", _SCHEMA_VERSION)
-        elif version != _SCHEMA_VERSION:
+        elif version not in {_SCHEMA_VERSION, PLACED_VERSION}:
             raise UsageError(
                 "the log directory was written by another version of logmirror",
                 hint="use that version, or another directory",

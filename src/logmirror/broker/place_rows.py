@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from logmirror.broker.database import Database
 
+PLACED_VERSION: Final = "3"
+"""Of the schema, once a partition is in the bucket only if it has a residence."""
+
 PLACES_SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS moves (
     topic_id BLOB NOT NULL, partition INTEGER NOT NULL, target TEXT NOT NULL, nonce TEXT NOT NULL,
@@ -117,14 +120,15 @@ class PlaceRows:
             select = "SELECT 1 FROM settings WHERE name = 'placement'"
             if database.execute(select).fetchone():
                 return
-            database.execute("INSERT INTO settings VALUES ('placement', 'explicit')")
+            _place(database)
             topics = database.execute("SELECT id, partitions FROM topics").fetchall()
             for topic_id, count in topics:
                 insert_residences(database, topic_id, dict.fromkeys(range(count), topic_id))
 
     def place_on_disks(self) -> None:
         """The same; all partitions that there are have been created on disks."""
-        self._database.setting("placement", "explicit")
+        with self._database.transaction() as database:
+            _place(database)
         self.note_disks()
 
     @property
@@ -180,6 +184,12 @@ class PlaceRows:
         with self._database.transaction() as database:
             delete = "DELETE FROM left_partitions WHERE residence = ? AND partition = ?"
             database.execute(delete, (left.id, left.partition))
+
+
+def _place(database: sqlite3.Connection) -> None:
+    insert = "INSERT INTO settings VALUES ('placement', 'explicit') ON CONFLICT DO NOTHING"
+    database.execute(insert)
+    database.execute("UPDATE settings SET value = ? WHERE name = 'schema'", (PLACED_VERSION,))
 
 
 def insert_residences(

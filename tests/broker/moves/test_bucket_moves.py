@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -355,6 +356,10 @@ def test_a_database_that_did_not_reach_the_bucket_is_taken_at_the_next_start(tmp
     with contextlib.closing(MetadataStore(whole)) as store:
         assert store.cluster_id == cluster_id
         assert store.is_placed_explicitly
+    with contextlib.closing(sqlite3.connect(whole)) as database:
+        select = "SELECT value FROM settings WHERE name = 'schema'"
+        assert database.execute(select).fetchone() == ("3",), "earlier versions refuse it"
+    with contextlib.closing(MetadataStore(whole)) as store:
         assert store.has_disks
 
 
