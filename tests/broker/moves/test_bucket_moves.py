@@ -7,6 +7,7 @@ machine beside the log directory on the disk. The names of tests are those of th
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import sqlite3
 import time
@@ -16,6 +17,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from broker.bucket.test_faults import FAULTS, drawn
 from broker.moves.conftest import TwoDirs
 from broker.moves.test_moves import (
     contents,
@@ -33,10 +35,12 @@ from broker.moves.test_requests import BATCH, NONE, fill
 from broker.moves.test_tools import Plan, described, sizes
 from kit.fakes.s3_proxy import Fault, S3Proxy
 from kit.judges.partition_client import EARLIEST, Appended
+from kit.runs.bucket_load import PARTITIONS, Load, Reading, stored
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.s3 import LogBucket
+from kit.tiers import sized
 from logmirror.broker.adoption import adopt
 from logmirror.broker.log_dirs.placement import database_path
 from logmirror.broker.metadata import MetadataStore
@@ -383,6 +387,48 @@ def test_e97_the_tools_move_into_the_bucket_and_cancel(apache_tools, dirs, tmp_p
     found = described(apache_tools, dirs.bootstrap)
     assert found.keys() == {str(dirs.a), dirs.b}
     assert sizes(found[dirs.b]).keys() == {"t-0", "t-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.thinned
+@pytest.mark.move("E85")
+@pytest.mark.parametrize("seed", range(sized(1, 3, 20)))
+def test_e85_faults_of_the_bucket_and_kills_lose_or_repeat_nothing(s3_server, tmp_path, seed):
+    """Requests that fail, are late, or whose response is lost or cut, in any order."""
+    chance = random.Random(seed)
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        place = LogBucket(s3_server, s3_server.new_bucket(), proxy.endpoint)
+        settings: dict[str, Any] = {"more_log_dirs": [str(tmp_path / "a")]}
+        with EmbeddedBroker(
+            tmp_path / "broker", bucket=place, segment_bytes=300_000, **settings
+        ) as broker:
+            found = DiskAndBucket(broker, tmp_path / "a", place.url)  # type: ignore[arg-type]  # as above
+            found.create("t", PARTITIONS)
+            with (
+                Reading(broker.bootstrap, "t") as reading,
+                Load(broker.bootstrap, "t", **{"enable.idempotence": True}) as load,
+            ):
+                load.wait_for(300)
+                proxy.spoil_some(drawn(FAULTS, seed))
+                for number in range(sized(3, 4, 8)):
+                    target = (found.b, found.a)[number % 2]
+                    with found.client() as client:
+                        codes = client.move({target: {"t": tuple(range(PARTITIONS))}})
+                        assert set(codes.values()) == {NONE}
+                    time.sleep(chance.random() * chance.choice([0.1, 1]))
+                    if number % 2:
+                        broker.kill()
+                        broker.start()
+                    for partition in range(PARTITIONS):
+                        found.wait_in("t", target, partition)
+                    load.wait_for(100)
+                load.stop()
+                assert load.flush() == 0
+                reading.wait_for(load.sent)
+            assert load.failures == reading.errors == []
+            assert stored(broker, "t") == load.acked == reading.found()
+            assert len(set(load.acked.values())) == len(load.acked) == load.sent
+            assert proxy.spoiled
 
 
 @pytest.mark.slow
