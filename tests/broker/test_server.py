@@ -10,6 +10,7 @@ import pytest
 
 from logmirror.broker import server
 from logmirror.broker.log.disk import Disk
+from logmirror.broker.log_dirs import holding
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_every_new_folder_and_the_parent_of_the_log_directory_are_made_durable(
     private = tmp_path / "a" / "logs" / ".logmirror"
 
     for _ in range(2):
-        server._make_durable(private)  # noqa: SLF001  # a decision
+        holding._make_durable(private)  # noqa: SLF001  # a decision
         names = {path.name for path in synced}
         assert {"logs", "a"} <= names
         synced.clear()
@@ -52,7 +53,7 @@ def test_a_parent_that_may_not_be_read_does_not_stop_the_broker(tmp_path, monkey
 
     monkeypatch.setattr(Disk, "sync_folder", refuse)
 
-    server._make_durable(tmp_path / "logs" / ".logmirror")  # noqa: SLF001  # a decision
+    holding._make_durable(tmp_path / "logs" / ".logmirror")  # noqa: SLF001  # a decision
 
     assert "could not be made durable" in caplog.text
 

@@ -98,6 +98,9 @@ class Move:
     copied: set[Segment] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     next_offset: int = 0
+    failed_at: int = 0
+    """How many bytes of a segment were copied, when the move failed."""
+
     is_prepared: bool = False
     is_durable: bool = False
     """Following: everything that was copied before is durable."""
@@ -143,7 +146,7 @@ class Move:
         if self.state is MoveState.FOLLOWING:
             return log.size_bytes
         done = sum(segment.size_bytes for segment in tuple(log.segments) if segment in copied)
-        return done + (copy.position if copy is not None else 0)
+        return done + (copy.position if copy is not None else self.failed_at)
 
     @property
     def left_bytes(self) -> int:

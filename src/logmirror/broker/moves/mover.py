@@ -384,6 +384,7 @@ class Moves:
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
             reason = "a file could not be copied"
             error = UnavailableError(reason, cause=str(error), path=str(path))
+        move.failed_at = move.copy.position if move.copy is not None else 0
         self._detach(move, MoveState.FAILED)
         move.failure = error
         _LOG.error("%s: the move to %s failed: %s", move.log.folder, move.target, error)
