@@ -22,7 +22,7 @@ def test_the_commands_of_the_page_move_a_partition(tmp_path):
     reader = Reader(tmp_path, "127.0.0.1:9092", with_spark=False)
     reader.use(ApacheTools("4.3.1"))
     serve, produce, describe, plan, execute, verify = commands(PAGE)[:6]
-    cordon, back, move_back, undo = commands(PAGE)[11:]
+    back, move_back, undo, cordon = commands(PAGE)[11:]
     first, second = f"{tmp_path}/disk-1", f"{tmp_path}/disk-2"
     os.environ["PWD"] = str(tmp_path)
 
