@@ -128,7 +128,7 @@ class Copier:
 
     async def _copy_of(self, move: Move, segment: Segment) -> Copy:
         if move.copy is None or not self._routes.of(move).fits(move.copy, segment):
-            move.copy = None
+            move.copy, move.position = None, 0
             move.copy = await self.in_thread(self._routes.of(move).copy_of, move, segment)
         return move.copy
 
@@ -136,6 +136,7 @@ class Copier:
         count = await self.in_thread(copy.step, end, self._throttle.limit(_STEP_BYTES))
         self._throttle.count(count)
         self._counts.copied_bytes += count
+        move.position = copy.position
         move.next_offset = max(move.next_offset, copy.next_offset)
 
     async def in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call

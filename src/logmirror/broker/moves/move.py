@@ -98,8 +98,8 @@ class Move:
     copied: set[Segment] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
     next_offset: int = 0
-    failed_at: int = 0
-    """How many bytes of a segment were copied, when the move failed."""
+    failed_bytes: int = 0
+    """What was copied when it failed."""
 
     is_prepared: bool = False
     is_durable: bool = False
@@ -110,6 +110,9 @@ class Move:
 
     copy: Copy | None = None
     """Of the segment that is being copied, or followed."""
+
+    position: int = 0
+    """How much of it is copied, as of `next_offset`; its own changes during a step."""
 
     objects: set[str] = field(default_factory=set)
     """Into a bucket: the names of objects in its residence."""
@@ -143,10 +146,12 @@ class Move:
     def copied_bytes(self) -> int:
         """The size of what the copy has of the log. Safe from any thread."""
         log, copied, copy = self.log, self.copied, self.copy
+        if self.state is MoveState.FAILED:
+            return self.failed_bytes
         if self.state is MoveState.FOLLOWING:
             return log.size_bytes
         done = sum(segment.size_bytes for segment in tuple(log.segments) if segment in copied)
-        return done + (copy.position if copy is not None else self.failed_at)
+        return done + (self.position if copy is not None else 0)
 
     @property
     def left_bytes(self) -> int:

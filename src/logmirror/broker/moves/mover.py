@@ -384,9 +384,8 @@ class Moves:
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
             reason = "a file could not be copied"
             error = UnavailableError(reason, cause=str(error), path=str(path))
-        move.failed_at = move.copy.position if move.copy is not None else 0
+        move.failure, move.failed_bytes = error, move.copied_bytes
         self._detach(move, MoveState.FAILED)
-        move.failure = error
         _LOG.error("%s: the move to %s failed: %s", move.log.folder, move.target, error)
 
     async def _remove(self, move: Move) -> None:
