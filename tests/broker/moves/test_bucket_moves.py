@@ -34,7 +34,7 @@ from broker.moves.test_moves import (
 from broker.moves.test_requests import BATCH, NONE, fill
 from broker.moves.test_tools import Plan, described, sizes
 from kit.fakes.s3_proxy import Fault, S3Proxy
-from kit.judges.partition_client import EARLIEST, Appended
+from kit.judges.partition_client import EARLIEST, Appended, data_batch
 from kit.runs.bucket_load import PARTITIONS, Load, Reading, stored
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
@@ -128,6 +128,29 @@ def test_e31_a_partition_goes_to_the_bucket_and_back(dirs):
         assert empty.produce(BATCH) == Appended(0, 0)
     dirs.wait_in("t", dirs.b)
     dirs.wait_in("empty", dirs.b)
+
+
+@pytest.mark.move("E50", "E53")
+def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
+    """It may be on its way there; a start rebuilds it from the segments."""
+    dirs.create("t")
+    fill(dirs, "t", 30)
+    duplicate = data_batch(2, producer_id=77, epoch=0, sequence=0)
+    with dirs.partition("t") as partition:
+        assert partition.produce(duplicate) == Appended(0, 3_000)
+        before = contents(partition)
+        dirs.move("t", dirs.b)
+        states = list(dirs.place.files.glob(".logmirror/broker/producers/t@*/*/*"))
+        assert states
+        for path in states:
+            path.unlink()
+        dirs.move("t", dirs.a)
+        dirs.move("t", dirs.b)
+        dirs.broker.kill()
+        dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert contents(partition) == before
+        assert partition.produce(duplicate) == Appended(0, 3_000)
 
 
 @pytest.mark.slow

@@ -259,6 +259,10 @@ class PartitionLog(ReadableLog):
         """The producer snapshot at the end of the last sealed segment."""
         return self._snapshot
 
+    @snapshot.setter
+    def snapshot(self, path: Path | None) -> None:
+        self._snapshot = path
+
     @property
     def is_at_rest(self) -> bool:
         """Whether no flush is running, and no full segment waits for one."""

@@ -187,6 +187,7 @@ class OutOfBucket(_BucketRoute):
         end, folder = whole.sealed_end, self._bucket.folder_of(move.log)
         state = read_producers(self._bucket.store, folder, end) if end else None
         snapshot = (snapshot_path(move.future, end), state) if state is not None else None
+        move.has_snapshot = snapshot is not None  # else a start rebuilds it, as in the bucket
         make_durable(self._disk, move, whole._replace(snapshot=None), copy, snapshot)
 
     async def quiet(self, move: Move) -> bool:
@@ -200,8 +201,11 @@ class OutOfBucket(_BucketRoute):
 
     def leave(self, move: Move) -> None:
         """See `Route.leave`."""
-        move.residence = self._bucket.residence_of(move.log)
-        self._bucket.leave(move.log)
+        log, whole = move.log, move.whole
+        end = whole.sealed_end if whole is not None else 0
+        log.snapshot = snapshot_path(log.folder, end) if move.has_snapshot else None
+        move.residence = self._bucket.residence_of(log)
+        self._bucket.leave(log)
         self._commits.merger.forget(move.log)
 
     def enter(self, move: Move) -> None:

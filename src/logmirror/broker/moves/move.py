@@ -123,6 +123,9 @@ class Move:
     residence: Residence | None = None
     """Out of a bucket: what it has left."""
 
+    has_snapshot: bool = False
+    """Out of a bucket: the copy has a producer snapshot."""
+
     rolls: int = 0
     """How often the open segment was sealed, because it was large."""
 
