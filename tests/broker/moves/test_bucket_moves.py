@@ -132,7 +132,7 @@ def test_e31_a_partition_goes_to_the_bucket_and_back(dirs):
 
 @pytest.mark.move("E50", "E53")
 def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
-    """It may be on its way there; a start rebuilds it from the segments."""
+    """Its upload may not have begun; a start rebuilds it from the segments."""
     dirs.create("t")
     fill(dirs, "t", 30)
     duplicate = data_batch(2, producer_id=77, epoch=0, sequence=0)
