@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 
-from logmirror.broker.log_dirs.placement import LogDirs
+from logmirror.broker.log_dirs.placement import LogDirs, ends_path
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.testing import broker
 
@@ -100,3 +100,15 @@ def test_a_new_partition_goes_to_the_directory_with_the_fewest(tmp_path):
     (a / "old" / "0").mkdir(parents=True)
     with pytest.raises(CorruptionError):
         dirs.find("old", 0)
+
+
+def test_the_durable_ends_are_found_in_any_order_of_the_directories(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    for path in (a, b):
+        (path / ".logmirror").mkdir(parents=True)
+    assert ends_path([b, a]) == b / ".logmirror" / "durable-ends"
+    (a / ".logmirror" / "durable-ends").touch()
+    assert ends_path([b, a]) == ends_path([a, b]) == a / ".logmirror" / "durable-ends"
+    (b / ".logmirror" / "durable-ends").touch()  # an earlier version made a second one
+    (a / ".logmirror" / "broker.sqlite").touch()
+    assert ends_path([b, a]) == ends_path([a, b]) == a / ".logmirror" / "durable-ends"
