@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log_dirs.placement import PRIVATE, cluster_id_file
 from logmirror.broker.metadata import MetadataStore
-from logmirror.errors import UsageError
+from logmirror.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,5 +75,10 @@ def adopt(bucket: BucketLogs, paths: Sequence[Path], databases: Sequence[Path]) 
 
 
 def _serialized(path: Path) -> bytes:
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        return connection.serialize()
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            return connection.serialize()
+    except sqlite3.Error as error:
+        raise UnavailableError(
+            "a database of the broker cannot be read", path=str(path), cause=str(error)
+        ) from error

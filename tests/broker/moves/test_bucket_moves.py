@@ -42,11 +42,15 @@ from kit.servers.kafka import create_topic
 from kit.servers.s3 import LogBucket
 from kit.tiers import all_but, sized
 from logmirror.broker.adoption import adopt
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.segment import Segment
 from logmirror.broker.log_dirs.placement import database_path
 from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.moves.upload import SegmentUpload
 from logmirror.broker.state_store import StateStore
-from logmirror.errors import UsageError
+from logmirror.errors import UnavailableError, UsageError
 from logmirror.failpoints import MOVE_POINTS, PLACE_POINTS, VARIABLE
+from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,6 +345,25 @@ def test_a_broker_on_a_disk_gets_a_bucket(s3_server, tmp_path):
         [offset] = consumer.committed([TopicPartition("t", 0)], 20)
         assert offset.offset == 1_234
         consumer.close()
+
+
+def test_a_segment_that_came_from_an_archive_does_not_go_to_a_bucket(tmp_path):
+    segment = Segment(tmp_path, 0, 10, 100, is_exact=False)
+    with pytest.raises(UsageError, match="came from an archive"):
+        SegmentUpload(FilesystemStore(tmp_path, writer_id="w"), Disk(), segment, "t@x/0", "")
+
+
+def test_a_database_that_cannot_be_read_is_not_adopted(tmp_path):
+    private = tmp_path / ".logmirror"
+    private.mkdir()
+    with contextlib.closing(MetadataStore(private / "broker.sqlite")):
+        pass
+    (private / "state.sqlite").mkdir()
+    chain, paths = Chain(), [tmp_path / name for name in ("broker.sqlite", "state.sqlite")]
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        adopt(chain, [tmp_path], paths)  # type: ignore[arg-type]  # what it uses of a bucket
+    assert chain.databases == {}
+    assert (private / "broker.sqlite").exists()
 
 
 class Chain:
