@@ -8,7 +8,7 @@ segment, which has it from the start, as the segment itself.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import xxhash
 
@@ -38,6 +38,15 @@ class _Copying(Seen):
     def passed(self, data: memoryview) -> None:
         self.digest.update(data)
         self._disk.append(self._out, data)
+
+
+class Copying(Protocol):
+    """How far a segment is copied."""
+
+    segment: Segment
+    source: OpenFile
+    position: int
+    next_offset: int
 
 
 class SegmentCopy:
@@ -79,25 +88,9 @@ class SegmentCopy:
             CorruptionError: A batch is damaged.
             OSError: A file could not be read or written.
         """
-        begin, segment = self.position, self.segment
-        exact = segment.is_exact
-        # The first batch of a segment that came from an archive may begin before it.
-        expected = self.next_offset if exact or begin else 0
-        batches = scan(
-            self.source,
-            expected,
-            contiguous=exact,
-            start=begin,
-            end=end,
-            seen=_Copying(self._disk, self.file, self._digest),
-        )
-        for batch in batches:
-            self.position, self.next_offset = batch.end, batch.last_offset + 1
-            if self.position - begin >= limit_bytes:
-                break
-        batches.close()
-        if self.position == begin and begin < end:
-            raise damaged(segment.path, begin, self.next_offset)
+        begin = self.position
+        seen = _Copying(self._disk, self.file, self._digest)
+        self.position, self.next_offset = verified(self, end, limit_bytes, seen)
         return self.position - begin
 
     def sync(self) -> None:
@@ -130,15 +123,38 @@ class SegmentCopy:
         self._disk.rename(self.path, self._folder / name)
 
 
-def damaged(path: Path, position: int, offset: int) -> CorruptionError:
-    """Return the error of a batch that cannot be copied."""
-    return CorruptionError(
-        "record batch is damaged; the partition stays where it is",
-        hint="restore the file from a backup and restart the broker",
-        path=str(path),
-        position=position,
-        offset=offset,
-    )
+def verified(copy: Copying, end: int, limit_bytes: int, seen: Seen) -> tuple[int, int]:
+    """Verify the next batches of a segment; returns position and offset behind them. Blocks.
+
+    Args:
+        copy: What is copied so far.
+        end: As in `SegmentCopy.step`.
+        limit_bytes: The same.
+        seen: Gets the bytes.
+
+    Raises:
+        CorruptionError: The first of them is damaged.
+        OSError: The file could not be read.
+    """
+    segment, begin, after = copy.segment, copy.position, copy.next_offset
+    position, exact = begin, segment.is_exact
+    # The first batch of a segment that came from an archive may begin before it.
+    expected = after if exact or begin else 0
+    batches = scan(copy.source, expected, contiguous=exact, start=begin, end=end, seen=seen)
+    for batch in batches:
+        position, after = batch.end, batch.last_offset + 1
+        if position - begin >= limit_bytes:
+            break
+    batches.close()
+    if position == begin and begin < end:
+        raise CorruptionError(
+            "record batch is damaged; the partition stays where it is",
+            hint="restore the file from a backup and restart the broker",
+            path=str(segment.path),
+            position=begin,
+            offset=after,
+        )
+    return position, after
 
 
 def digest_of(file: OpenFile) -> str:

@@ -10,7 +10,7 @@ from logmirror.broker.bucket.parts import create_index
 from logmirror.broker.bucket.sealed_objects import object_name, publish
 from logmirror.broker.bucket.tiling import INDEXED_BYTES
 from logmirror.broker.log.batch_scan import Seen, scan
-from logmirror.broker.moves.copying import damaged
+from logmirror.broker.moves.copying import verified
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class SegmentUpload:
         segment: The segment.
         position: How many bytes are staged.
         next_offset: The offset behind them.
+        source: The segment's file.
         path: The segment's, for messages.
 
     Raises:
@@ -67,7 +68,7 @@ class SegmentUpload:
         self.segment, self._store, self._folder = segment, store, folder
         self._version = version
         self.path = segment.path
-        self._source = disk.open_for_reading(segment.path)
+        self.source = disk.open_for_reading(segment.path)
         self.position, self.next_offset = 0, segment.first
         self._staged = store.stage(f"segment-{segment.first}")
 
@@ -79,21 +80,8 @@ class SegmentUpload:
             UnavailableError: There is no space to stage them.
         """
         begin = self.position
-        batches = scan(
-            self._source,
-            self.next_offset,
-            contiguous=True,
-            start=begin,
-            end=end,
-            seen=_Staging(self._staged),
-        )
-        for batch in batches:
-            self.position, self.next_offset = batch.end, batch.last_offset + 1
-            if self.position - begin >= limit_bytes:
-                break
-        batches.close()
-        if self.position == begin and begin < end:
-            raise damaged(self.path, begin, self.next_offset)
+        seen = _Staging(self._staged)
+        self.position, self.next_offset = verified(self, end, limit_bytes, seen)
         return self.position - begin
 
     def finish(self) -> None:
@@ -106,7 +94,7 @@ class SegmentUpload:
         segment, name = self.segment, self.name
         publish(self._store, self._staged, name, segment.size_bytes)
         if segment.size_bytes >= INDEXED_BYTES:
-            create_index(self._store, name, segment.index or segment.indexed(self._source))
+            create_index(self._store, name, segment.index or segment.indexed(self.source))
 
     @property
     def name(self) -> str:
