@@ -93,6 +93,10 @@ class World:
         all_of_them = (AclOperation.ANY, AclPermissionType.ANY)
         (taken,) = self.admin.delete_acls([AclBindingFilter(*everything, *all_of_them)]).values()
         taken.result(30)
+        self.allow(acls)
+
+    def allow(self, acls):
+        """Allow these beside what is allowed."""
         bindings = [binding(acl) for acl in acls]
         for made in self.admin.create_acls(bindings).values() if bindings else ():
             made.result(30)
