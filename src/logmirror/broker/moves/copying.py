@@ -80,6 +80,9 @@ class SegmentCopy:
     def step(self, end: int, limit_bytes: int) -> int:
         """Copy batches up to a position, about as many bytes as the limit; returns how many.
 
+        They are made durable at once: producers, whose records are flushed to the same disk, wait
+        for a step at most, not for a whole segment.
+
         Args:
             end: At most the segment's size when this was called, and where a batch ends.
             limit_bytes: At least one batch is copied.
@@ -88,6 +91,12 @@ class SegmentCopy:
             CorruptionError: A batch is damaged.
             OSError: A file could not be read or written.
         """
+        count = self.append(end, limit_bytes)
+        self.sync()
+        return count
+
+    def append(self, end: int, limit_bytes: int) -> int:
+        """Copy batches as `step` does, and make nothing durable."""
         begin = self.position
         seen = _Copying(self._disk, self.file, self._digest)
         self.position, self.next_offset = verified(self, end, limit_bytes, seen)

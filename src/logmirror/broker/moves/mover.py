@@ -297,7 +297,7 @@ class Moves:
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
         if tail is not None and copy is not None:
-            self.counts.copied_bytes += copy.step(tail.size_bytes, tail.size_bytes)
+            self.counts.copied_bytes += copy.append(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, whole = log.log_end, Whole.of(log)
         move.state, move.whole = MoveState.FOLLOWING, whole
