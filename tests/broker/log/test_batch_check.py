@@ -62,6 +62,8 @@ REFUSED = {
     "length too large": (_with(">i", 8, 2**31 - 1), ErrorCode.corrupt_message),
     "magic 0": (_with(">b", 16, 0), ErrorCode.invalid_record),
     "magic 1": (_with(">b", 16, 1), ErrorCode.invalid_record),
+    "magic 0, shorter than a header": (_with(">b", 16, 0)[:40], ErrorCode.invalid_record),
+    "magic 1, shorter than a header": (_with(">b", 16, 1)[:17], ErrorCode.invalid_record),
     "magic 3": (_with(">b", 16, 3), ErrorCode.invalid_record),
     "checksum": (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), ErrorCode.corrupt_message),
     "control": (

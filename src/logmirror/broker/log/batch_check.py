@@ -107,6 +107,8 @@ def check_batch(
     if records is None or len(records) == 0:
         raise RefusedBatchError(ErrorCode.INVALID_RECORD, "no batch")
     size = len(records)
+    if size > _MAGIC_AT and records[_MAGIC_AT] < _MAGIC:  # may be shorter than a batch's header
+        raise RefusedBatchError(ErrorCode.INVALID_RECORD, "message format is not v2")
     if size < HEADER_BYTES:
         raise RefusedBatchError(ErrorCode.CORRUPT_MESSAGE, "batch is shorter than its header")
     header = _BATCH.unpack_from(records, 0)
