@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from broker.moves.both_brokers import Side
+
 
 class TwoDirs(NamedTuple):
     """The broker and its directories."""
@@ -91,3 +93,12 @@ def dirs(tmp_path: Path) -> Iterator[TwoDirs]:
         tmp_path / "broker", more_log_dirs=[str(tmp_path / "b")], segment_bytes=20_000
     ) as broker:
         yield TwoDirs(broker, broker.log_dir, tmp_path / "b")
+
+
+@pytest.fixture(scope="package")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Side]]:
+    """The embedded broker and Apache Kafka in each version; tests share them."""
+    from broker.moves.both_brokers import both_brokers  # noqa: PLC0415  # it imports this module
+
+    with both_brokers(tmp_path_factory.mktemp("both")) as found:
+        yield found

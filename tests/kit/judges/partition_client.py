@@ -182,7 +182,9 @@ class PartitionClient(RawClient):
             for found in partition.active_producers
         }
 
-    def delete_records(self, offset: int, version: int = 2) -> tuple[int, int]:
+    def delete_records(
+        self, offset: int, version: int = 2, *, timeout_ms: int = 60_000
+    ) -> tuple[int, int]:
         """Delete the records below `offset`; returns error and low watermark."""
         partition = _entity(
             DELETE_RECORDS, version, "DeleteRecordsPartition", partition_index=0, offset=offset
@@ -190,7 +192,8 @@ class PartitionClient(RawClient):
         topic = _entity(
             DELETE_RECORDS, version, "DeleteRecordsTopic", name=self.topic, partitions=(partition,)
         )
-        response = self.ask(DELETE_RECORDS, version, topics=(topic,), timeout=_MINUTE)
+        timeout = timedelta(milliseconds=timeout_ms)
+        response = self.ask(DELETE_RECORDS, version, topics=(topic,), timeout=timeout)
         found = response.topics[0].partitions[0]
         return int(found.error_code), found.low_watermark
 

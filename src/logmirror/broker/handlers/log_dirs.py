@@ -7,8 +7,9 @@
                                                 any other is refused
     ListPartitionReassignments    46  0         none is ever in progress
 
-AlterReplicaLogDirs (KIP-113) decides as Kafka does, with one difference: a request for the target
-of a move that has failed begins it again. Nothing is copied before the response.
+AlterReplicaLogDirs (KIP-113) decides as Kafka does, with two differences: a request for the target
+of a move that has failed begins it again, and one for the directory of the partition cancels a move
+also if that directory is cordoned. Nothing is copied before the response.
 
 DescribeLogDirs (KIP-113, KIP-827): each log directory is in the response, under the name with which
 the broker was started, made absolute. One that cannot be read gets KAFKA_STORAGE_ERROR. A partition
