@@ -342,10 +342,22 @@ def test_a_broker_on_a_disk_gets_a_bucket(s3_server, tmp_path):
         consumer.close()
 
 
-def test_a_segment_that_came_from_an_archive_does_not_go_to_a_bucket(tmp_path):
-    segment = Segment(tmp_path, 0, 10, 100, is_exact=False)
-    with pytest.raises(UsageError, match="came from an archive"):
-        SegmentUpload(FilesystemStore(tmp_path, writer_id="w"), Disk(), segment, "t@x/0", "")
+def test_a_segment_with_offset_gaps_does_not_go_to_a_bucket(tmp_path):
+    store = FilesystemStore(tmp_path / "store", writer_id="w")
+    first = data_batch(5)
+    second = b"\0" * 7 + b"\7" + first[8:]  # from offset 7; the checksum does not cover that
+
+    def upload(content: bytes, last: int) -> SegmentUpload:
+        segment = Segment(tmp_path, 0, last, len(content), is_exact=False)
+        segment.path.write_bytes(content)
+        return SegmentUpload(store, Disk(), segment, "t@x/0", "")
+
+    with pytest.raises(UsageError, match="offset gaps"):
+        upload(first + second, 12)
+    with pytest.raises(UsageError, match="offset gaps"):
+        upload(first, 6)
+    found = upload(first, 5)  # not known after a power loss: it is read
+    assert found.step(len(first), 1) == len(first)
 
 
 @pytest.mark.slow

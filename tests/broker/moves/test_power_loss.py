@@ -136,3 +136,50 @@ def interrupt(folder: Path, seed: int, call: int, how: str) -> None:
     assert [path.name for path in folder.glob("*/t/*")] == ["0"]
     assert not life.rows.rows
     shutil.rmtree(folder)
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E85")
+@pytest.mark.parametrize("seed", range(sized(2, 4, 10)))
+def test_e85_a_stop_before_any_call_loses_nothing(tmp_path, seed):
+    for call in calls(tmp_path / "all", seed):
+        stop(tmp_path / str(call), seed, call)
+
+
+def stop(folder: Path, seed: int, call: int) -> None:
+    rows = Rows()
+    life = Life(prepare(folder), rows, random.Random(seed))
+    stops: list[asyncio.Task[None]] = []
+
+    async def work() -> None:
+        await life.start()
+        await life.write(5)
+        writing = asyncio.ensure_future(life.write(30))
+        for target in ("b", "c", "a"):
+            if not stops:
+                await life.move(target)
+            for _ in range(20_000):
+                if stops or not life.moves.all:
+                    break
+                await asyncio.sleep(0)
+        await writing
+        await asyncio.wait(stops)
+        await life.commits.flushed(life.log, life.log.log_end)
+
+    life.act_at = call
+    life.act = lambda: stops.append(asyncio.ensure_future(life.moves.close()))
+    assert not run(life, work)
+    check(life)
+    assert life.acked == 2 * life.appended
+    after = Life(folder, rows, random.Random(seed), appended=life.appended, acked=life.acked)
+
+    async def again() -> None:
+        await after.start()
+        check(after)
+        await after.quiet()
+        check(after)
+        await after.moves.close()
+
+    assert not run(after, again)
+    assert not rows.rows
+    shutil.rmtree(folder)

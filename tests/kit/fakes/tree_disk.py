@@ -1,7 +1,8 @@
 """A disk of whole folder trees that can lose power before any call, and records what is durable.
 
 As `faulty_disk`, for several folders and folders within them: the bytes of each file up to its last
-fsync and any part of the later ones, and the names of each folder as of its last fsync, with or
+fsync, with or without each sector that was written again later, and any part of what was appended
+later; and the names of each folder as of its last fsync, with or
 without each later change. A change of one folder's names survives or not, independently of those of
 other folders.
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kit.fakes.faulty_disk import PowerLossError
 from logmirror.broker.log.disk import Disk, OpenFile
+
+_SECTOR = 512
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,15 +57,23 @@ class TreeDisk(Disk):
     Args:
         root: All folders are in it. It is empty, and exists.
         before: Gets the number and the name of the call.
+        more: For another class of disk that is combined with this one.
     """
 
-    def __init__(self, root: Path, before: Callable[[int, str], None] = lambda _n, _name: None):
-        super().__init__()
+    def __init__(
+        self,
+        root: Path,
+        before: Callable[[int, str], None] = lambda _n, _name: None,
+        **more: Any,
+    ) -> None:
+        super().__init__(**more)
         self.before = before
         self.count = 0
         self.is_off = False
         self._root, self._tree = root, _Folder()
         self._by_fd: dict[int, _File] = {}
+        self._held: list[OpenFile] = []
+        """So that no number of a file is used twice."""
 
     def _call(self, name: str) -> None:
         if self.is_off:
@@ -107,7 +118,18 @@ class TreeDisk(Disk):
         file = super().open_for_append(path)
         self._by_fd[file.fd] = node = self._file(path)
         node.open = file
+        self._held.append(file)
         return file
+
+    def open_for_update(self, path: Path) -> OpenFile:
+        file = super().open_for_update(path)
+        self._by_fd[file.fd] = self._file(path)
+        self._held.append(file)
+        return file
+
+    def write_at(self, file: OpenFile, position: int, data: bytes) -> None:
+        self._call("write_at")
+        super().write_at(file, position, data)
 
     def append(self, file: OpenFile, data: memoryview) -> None:
         self._call("append")
@@ -162,16 +184,18 @@ class TreeDisk(Disk):
 
     def adopt(self) -> None:
         """Take what is in the root as durable."""
-        self._tree = self._adopted(self._root)
+        self._tree = self._adopted(self._root, {})
 
-    def _adopted(self, path: Path) -> _Folder:
+    def _adopted(self, path: Path, files: dict[int, _File]) -> _Folder:
         folder = _Folder()
         for one in path.iterdir():
             if one.is_dir():
-                folder.durable[one.name] = self._adopted(one)
-            else:
-                opened = OpenFile(os.open(one, os.O_RDWR))
-                folder.durable[one.name] = _File(one.read_bytes(), opened)
+                folder.durable[one.name] = self._adopted(one, files)
+                continue
+            number = one.stat().st_ino  # of a file with two names
+            if number not in files:
+                files[number] = _File(one.read_bytes(), OpenFile(os.open(one, os.O_RDWR)))
+            folder.durable[one.name] = files[number]
         folder.now = dict(folder.durable)
         return folder
 
@@ -208,9 +232,19 @@ class TreeDisk(Disk):
             elif id(node) in made:
                 os.link(made[id(node)], target / name)
             else:
-                now = node.now()
-                extra = keep(max(0, len(now) - len(node.durable)))
-                end = len(node.durable)
-                data = now if len(now) < end else node.durable + now[end : end + extra]
-                (target / name).write_bytes(data)
+                (target / name).write_bytes(_survivors(node, keep, some))
                 made[id(node)] = target / name
+
+
+def _survivors(node: _File, keep: Callable[[int], int], some: Callable[[], bool]) -> bytes:
+    """What is left of a file: each sector as it is or as it was, and a part of what is behind."""
+    now, durable = node.now(), node.durable
+    end = len(durable)
+    if len(now) < end:
+        return now
+    sectors = [
+        (durable[at : at + _SECTOR], now[at : min(end, at + _SECTOR)])
+        for at in range(0, end, _SECTOR)
+    ]
+    kept = b"".join(new if old != new and some() else old for old, new in sectors)
+    return kept + now[end : end + keep(len(now) - end)]

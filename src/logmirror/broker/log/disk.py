@@ -83,6 +83,10 @@ class Disk:
         self._check_room(path)
         return OpenFile(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC))
 
+    def open_for_update(self, path: Path) -> OpenFile:
+        """Open an existing file for `write_at`."""
+        return OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
     def open_for_reading(self, path: Path) -> OpenFile:
         """Open an existing file for reading."""
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))

@@ -23,13 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from logmirror.broker.log.disk import OpenFile
 from logmirror.errors import CorruptionError, UnavailableError
 
 if TYPE_CHECKING:
@@ -164,7 +162,7 @@ class DurableEnds:
                 _create(path, disk)
             data = path.read_bytes()
             disk.rewrite(path, 0, len(data))
-            self._file = OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            self._file = disk.open_for_update(path)
         except OSError as error:
             raise _unavailable(error, path) from error
         if data[: len(_MAGIC)] != _MAGIC:
@@ -283,7 +281,7 @@ def _create(path: Path, disk: Disk) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     disk.write_synced(new, [_MAGIC.ljust(_SLOT, b"\0")])
-    new.replace(path)
+    disk.rename(new, path)
     disk.sync_folder(path.parent)
 
 

@@ -132,6 +132,7 @@ class IntoBucket(_BucketRoute):
         current |= {sealed_name(*row) for row in self._compacted(move, whole)}
         for name in sorted(move.objects - current):
             delete_object(store, f"{folder}/{name}")
+            move.objects.discard(name)  # if one of many fails, the others are not tried again
         if whole.snapshot is not None:
             state = whole.snapshot.read_bytes()
             with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt: the same state

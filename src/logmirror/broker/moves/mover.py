@@ -226,7 +226,7 @@ class Moves:
         self._stopping.set()
         self._waiting.clear()
         for move in self._moves.values():
-            self._detach(move, move.state)
+            self._detach(move, MoveState.COPYING if move.is_active else move.state)
         while left := {*self._steps.values(), *self._background}:
             await asyncio.wait(left)
 
@@ -292,7 +292,7 @@ class Moves:
     # Following, and the swap
 
     async def _follow(self, move: Move) -> None:
-        if move.state is not MoveState.COPYING:
+        if move.state is not MoveState.COPYING or self.is_stopping:
             return
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
@@ -313,7 +313,7 @@ class Moves:
 
     def _try_swap(self, move: Move) -> None:
         """Swap, if nothing works on the partition's files; copy again if the copy is not whole."""
-        log = move.log
+        log, tail = move.log, move.log.open_segment
         if move.state is not MoveState.FOLLOWING or not move.is_durable or log.failure is not None:
             return
         if (
@@ -325,7 +325,8 @@ class Moves:
         if move.shadow is not None and move.shadow.failure is not None:
             self._fail(move, move.shadow.failure)
             return
-        if Whole.of(log) != move.whole or log.shadow is not move.shadow:
+        is_followed = log.shadow is move.shadow and (log.shadow is None) == (tail is None)
+        if Whole.of(log) != move.whole or not is_followed:
             self._detach(move, MoveState.COPYING)
             return
         old = log.folder

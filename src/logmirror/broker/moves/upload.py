@@ -14,7 +14,7 @@ from logmirror.broker.moves.copying import verified
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.disk import Disk, OpenFile
     from logmirror.broker.log.segment import Segment
     from logmirror.stores.base import BlobStore, StagedObject
 
@@ -52,23 +52,25 @@ class SegmentUpload:
         path: The segment's, for messages.
 
     Raises:
-        UsageError: The segment came from an archive, and may not hold every offset.
+        UsageError: The segment came from an archive, and does not hold every offset. One of which
+            that is not known, after a power loss, is read.
         OSError: It could not be opened.
     """
 
     def __init__(
         self, store: BlobStore, disk: Disk, segment: Segment, folder: str, version: str
     ) -> None:
-        if not segment.is_exact:
-            raise UsageError(
-                "a segment that came from an archive cannot be moved to a bucket",
-                hint="mount the archive with --archive, or copy the topic with logmirror run",
-                path=str(segment.path),
-            )
         self.segment, self._store, self._folder = segment, store, folder
         self._version = version
         self.path = segment.path
         self.source = disk.open_for_reading(segment.path)
+        if not segment.is_exact and not _has_every_offset(self.source, segment):
+            raise UsageError(
+                "a segment with offset gaps or leader epochs cannot be moved to a bucket",
+                hint="if it came from an archive: mount that with --archive, or copy the topic "
+                "with logmirror run",
+                path=str(segment.path),
+            )
         self.position, self.next_offset = 0, segment.first
         self._staged = store.stage(f"segment-{segment.first}")
 
@@ -101,6 +103,15 @@ class SegmentUpload:
         """The name of the object."""
         segment = self.segment
         return object_name(self._folder, segment.first, segment.next_offset, self._version)
+
+
+def _has_every_offset(file: OpenFile, segment: Segment) -> bool:
+    """Whether a segment is as this broker writes them: no offset is missing. Blocks."""
+    end = segment.first
+    seen = Seen()
+    for batch in scan(file, segment.first, contiguous=True, seen=seen):
+        end = batch.last_offset + 1
+    return seen.end == segment.size_bytes and end == segment.next_offset
 
 
 def is_uploaded(store: BlobStore, disk: Disk, segment: Segment, name: str) -> bool:

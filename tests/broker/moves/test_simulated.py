@@ -1,0 +1,145 @@
+"""Goal: no order of moves, failed requests, starts and power losses loses, repeats or revives a
+record, between disks and a bucket.
+
+Method: `placed_logs`. Planted faults show that it finds what it is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kit.runs.placed_logs import World
+from kit.tiers import sized
+from logmirror.broker.bucket.commits import BucketCommit
+from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.shadow import Shadow
+from logmirror.broker.moves.bucket_routes import IntoBucket, OutOfBucket
+from logmirror.broker.moves.routes import Route
+from logmirror.broker.place_rows import Residence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.slow,
+    # What runs when the power is lost is abandoned.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+SEEDS = sized(40, 400, 10_000)
+_BUG_SEEDS = 500
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E20", "E67", "E68", "E69", "E71", "E72", "E73", "E74", "E75", "E76", "E98")
+@pytest.mark.timeout(sized(300, 900, 7_200))
+def test_e98_no_seed_loses_anything(tmp_path):
+    moved = lost = 0
+    ways = set()
+    for seed in range(SEEDS):
+        world = World(seed, tmp_path / str(seed))
+        assert world.run() == [], f"seed {seed}"
+        moved += world.moved
+        lost += sum(one.startswith("lost") for one in world.ended)
+        ways |= world.ways
+    assert ways == {(a, b) for a in "abw" for b in "abw" if a != b}
+    assert moved > SEEDS
+    assert lost > SEEDS / 2
+
+
+def found_by(tmp_path: Path) -> list[str]:
+    """What is wrong with the first seed that shows a planted fault."""
+    for seed in range(_BUG_SEEDS):
+        if problems := World(seed, tmp_path / str(seed)).run():
+            return problems
+    return []
+
+
+def test_acknowledgements_before_the_row_are_found(tmp_path, monkeypatch):
+    async def confirmed(self: Any, log: Any, job: Any, work: Any, arrival: Any) -> None:
+        await work
+        del self._arrivals[log]
+
+        async def later() -> None:
+            await asyncio.sleep(0.01)
+            await arrival.confirm(job.end_offset)
+            arrival.ended.set_result(None)
+
+        self.later = asyncio.ensure_future(later())
+
+    monkeypatch.setattr(GroupCommit, "_confirmed", confirmed)
+    assert found_by(tmp_path)
+
+
+def test_a_row_before_the_open_segment_is_in_the_chain_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(IntoBucket, "enter", _confirm_first(IntoBucket.enter))
+    assert found_by(tmp_path)
+
+
+def test_a_row_that_is_removed_before_the_flush_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(OutOfBucket, "enter", _confirm_first(OutOfBucket.enter))
+    assert found_by(tmp_path)
+
+
+def _confirm_first(enter: Any) -> Any:
+    """Return a faulty `enter`, which changes the row before anything is durable."""
+
+    def first(self: Any, move: Any) -> None:
+        arrive = self._commits.arrive
+
+        def begun(log: Any, confirm: Any) -> None:
+            early = asyncio.ensure_future(confirm(log.log_end))
+
+            async def confirmed(_: int) -> None:
+                await early
+
+            asyncio.get_running_loop().call_later(0.01, arrive, log, confirmed)
+
+        self._commits.arrive = begun
+        try:
+            enter(self, move)
+        finally:
+            del self._commits.arrive
+
+    return first
+
+
+def test_a_residence_that_is_used_again_is_found(tmp_path, monkeypatch):
+    def residence(_: Any, move: Any) -> Residence:
+        return Residence(move.key[0], move.log.folder.parent.name, move.key[1])
+
+    monkeypatch.setattr(IntoBucket, "_residence", residence)
+    assert found_by(tmp_path)
+
+
+def test_a_copy_that_is_not_followed_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(Shadow, "append", lambda *_: None)
+    assert found_by(tmp_path)
+
+
+def test_a_copy_that_is_not_durable_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(Route, "make_durable", lambda *_: None)
+    monkeypatch.setattr("logmirror.broker.moves.copying.SegmentCopy.sync", lambda _: None)
+    assert found_by(tmp_path)
+
+
+def test_a_bucket_that_keeps_what_has_left_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("logmirror.broker.topics.Topics.remove_residence", lambda *_: None)
+    assert found_by(tmp_path)
+
+
+def test_a_partition_that_begins_with_its_place_in_the_chain_of_before_is_found(
+    tmp_path, monkeypatch
+):
+    arrive = BucketCommit.arrive
+
+    def kept(self: Any, log: Any, confirm: Any) -> None:
+        place = self._places.get(log)
+        arrive(self, log, confirm)
+        if place is not None:
+            self._places[log] = place
+
+    monkeypatch.setattr(BucketCommit, "arrive", kept)
+    assert found_by(tmp_path)
