@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -170,6 +171,39 @@ def test_a_missing_producer_state_is_read_from_the_log(tmp_path):
     found = asyncio.run(read())
     assert found.count(b"a") >= 1
     assert found.count(b"b") >= 1
+
+
+def test_producers_of_a_segment_that_was_deleted_before_its_upload_are_known(tmp_path):
+    store, may_upload = MemoryStore(), threading.Event()
+
+    async def delete() -> None:
+        machine = Machine(store, tmp_path / "one", row())
+        [log] = machine.logs
+        records = [Record(0, 0, 0, None, b"value", ())]
+        whole = encode_reference(records, producer_id=7, producer_epoch=0, base_sequence=0)
+        data = memoryview(bytearray(whole))
+        log.append(data, check_batch(data, max_bytes=1_000))
+        machine.bucket._uploads.submit("busy", may_upload.wait)  # noqa: SLF001  # its thread
+        log.roll()
+        await machine.flush()
+        log.advance_start(1)
+        machine.commits.remove_deleted(log)
+        may_upload.set()
+        await machine.commits.wait_removed(log)
+        machine.close()
+
+    async def read() -> PartitionLog:
+        machine = Machine(store, tmp_path / "two", row(p0=1))
+        machine.close()
+        return machine.logs[0]
+
+    asyncio.run(delete())
+    assert not list(store.names(FOLDER))
+    log = asyncio.run(read())
+    assert (log.log_start, log.log_end) == (1, 1)
+    producer = log.producers.get(7)
+    assert producer is not None
+    assert producer.last_sequence == 0
 
 
 @pytest.mark.parametrize("lost", ["object", "first object"])

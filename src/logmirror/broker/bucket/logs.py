@@ -29,6 +29,7 @@ from logmirror.broker.bucket.parts import create_index, delete_object
 from logmirror.broker.bucket.recovery import DatabaseEntries, take_over
 from logmirror.broker.bucket.sealed_objects import (
     create_object,
+    create_producers,
     folder_at,
     pieces_of,
     producers_name,
@@ -270,8 +271,10 @@ class BucketLogs:
         index = segment.index
 
         def run() -> None:
-            if not segment.is_deleted:
-                first, after = segment.first, segment.next_offset
+            first, after = segment.first, segment.next_offset
+            if segment.is_deleted:  # a start behind it still needs the producers
+                create_producers(self._store, in_bucket, after, producers)
+            else:
                 upload(self._store, in_bucket, first, after, pieces_of(path), producers)
                 if segment.size_bytes >= INDEXED_BYTES:
                     found = index or segment.indexed(self.disk.open_for_reading(path))
@@ -279,13 +282,13 @@ class BucketLogs:
                 self.sealed_objects += 1
                 self.sealed_bytes += segment.size_bytes
                 self.disk.keep(path, segment.size_bytes)
-                self._uploads.submit(
-                    (PRODUCERS, *key),
-                    lambda: self._forget_producers(in_bucket, after),
-                    covers_earlier=True,
-                )
+            self._uploads.submit(
+                (PRODUCERS, *key),
+                lambda: self._forget_producers(in_bucket, after),
+                covers_earlier=True,
+            )
             with self.journal.lock:
-                self._coverage.covered(key, segment.next_offset)
+                self._coverage.covered(key, after)
             self.when_uploaded(key)
             self._remove_soon()
 

@@ -98,11 +98,16 @@ def upload(  # noqa: PLR0913, PLR0917  # the parts of an object
         UnavailableError, OutcomeUnknownError: Try again with the same arguments.
         UsageError: The store refused the request.
     """
-    with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt or owner: the same state
-        store.create(producers_name(folder, after), producers)
+    create_producers(store, folder, after, producers)
     failpoints.reach("bucket.snapshot")
     create_object(store, folder, first, after, data)
     failpoints.reach("bucket.sealed")
+
+
+def create_producers(store: BlobStore, folder: str, offset: int, state: bytes) -> None:
+    """Create the producer state before an offset; raises as `upload` does."""
+    with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt or owner: the same state
+        store.create(producers_name(folder, offset), state)
 
 
 def create_object(  # noqa: PLR0913  # the parts of an object

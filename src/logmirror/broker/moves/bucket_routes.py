@@ -12,14 +12,13 @@ when the row has changed, so producers wait for one or two commits, as they alwa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
 from logmirror.broker.bucket.files import FetchError
 from logmirror.broker.bucket.parts import delete_object
-from logmirror.broker.bucket.sealed_objects import folder_at, producers_name, read_producers
+from logmirror.broker.bucket.sealed_objects import create_producers, folder_at, read_producers
 from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.file_names import open_path, sealed_name, snapshot_path
 from logmirror.broker.moves.copying import SegmentCopy
@@ -29,7 +28,6 @@ from logmirror.broker.moves.upload import SegmentUpload, is_uploaded
 from logmirror.broker.place_rows import Compacted, Residence
 from logmirror.clock import new_nonce
 from logmirror.errors import OutcomeUnknownError, UnavailableError
-from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,8 +133,7 @@ class IntoBucket(_BucketRoute):
             move.objects.discard(name)  # if one of many fails, the others are not tried again
         if whole.snapshot is not None:
             state = whole.snapshot.read_bytes()
-            with contextlib.suppress(AlreadyExistsError):  # of an earlier attempt: the same state
-                store.create(producers_name(folder, whole.sealed_end), state)
+            create_producers(store, folder, whole.sealed_end, state)
         failpoints.reach("move.durable")
 
     def _compacted(self, move: Move, whole: Whole) -> list[Compacted]:
