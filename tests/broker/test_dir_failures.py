@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -146,6 +148,20 @@ def test_the_broker_stops_without_a_vital_directory_or_without_any(dirs):
     assert end_of_broker(dirs, [a]) is None
     dirs.offline[a] = dirs.offline[b]
     assert "all its log directories" in str(end_of_broker(dirs, []))
+
+
+def test_a_stop_that_hangs_ends_with_the_exit_code_of_a_failed_directory():
+    code = """
+import time
+from logmirror.broker import dir_failures
+dir_failures.STOP_S = 0.1
+dir_failures.StopLimit().begin()
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    assert done.returncode == 75
+    assert b"holds up the stop" in done.stderr
 
 
 def test_only_an_error_of_the_disk_suggests_a_failure():

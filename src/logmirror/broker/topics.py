@@ -26,7 +26,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -74,7 +74,8 @@ class Topics:
         self._changes = Changes(options.change_timeout_s)
         self._removing: set[Residence] = set()
         self._left_behind: set[str] = set()
-        """Deleted topics with files in a directory that is offline: the next start removes them."""
+        """Deleted topics whose files could not all be removed. The next start removes all that have
+        these names, so no topic of such a name is created until then."""
 
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
@@ -235,7 +236,7 @@ class Topics:
             )
         self._check_room(partition_count)
         if name in self._left_behind:
-            reason = "a deleted topic of this name has files in a log directory that is offline"
+            reason = "files of a deleted topic of this name are left; the next start removes them"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         if self.dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
@@ -405,8 +406,6 @@ class Topics:
             await self.moves.forget(topic.logs)
         for log in topic.logs:
             await self._commits.quiesce(log)
-        if any(log.folder.parent.parent in self.dirs.offline for log in topic.logs):
-            self._left_behind.add(topic.name)
         self.partitions.ends.forget(topic.topic_id.bytes, len(topic.logs))
         self.dirs.remove(log.folder for log in topic.logs)
         row = TopicRow(
@@ -415,10 +414,16 @@ class Topics:
             partition_count=len(topic.logs),
             configs={},
         )
-        await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+        try:
+            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+        except OSError as error:
+            self._left_behind.add(topic.name)
+            self.disk_failed(error)
+            raise
         _LOG.info("topic %s deleted", topic.name)
 
-    def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
+    def _remove_files(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
+        self._note_left(row, logs)
         if self._bucket is not None:
             here = [log for log in logs if self._bucket.is_open(log)]
             self._bucket.delete_topic(row, here, lambda: self._forget(row))
@@ -426,8 +431,13 @@ class Topics:
         for folder in self.dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)
+        self._note_left(row, logs)  # a directory may have failed meanwhile
         if self._bucket is None and row.name not in self._left_behind:
             self._store.end_deletion(row.topic_id)
+
+    def _note_left(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
+        if any(log.folder.parent.parent in self.dirs.offline for log in logs):
+            self._left_behind.add(row.name)
 
     def _forget(self, row: TopicRow) -> None:
         if row.name in self._left_behind:

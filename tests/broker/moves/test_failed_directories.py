@@ -103,7 +103,7 @@ def failing(tmp_path: Path) -> Iterator[Failing]:
 
 @pytest.mark.move("E15", "E24", "E95")
 def test_e24_a_directory_that_fails_takes_its_partitions_offline_and_no_others(failing):
-    """LogDirFailureTest: testProduceAfterLogDirFailureOnLeader, testIOExceptionDuringLogRoll."""
+    """LogDirFailureTest: a produce error. All partitions of the directory are offline."""
     dirs, b = failing.dirs, failing.dirs.b
     for topic, place in (("in-a", dirs.a), ("written", b), ("unwritten", b)):
         failing.create(topic, place)
@@ -138,7 +138,7 @@ def test_e24_a_directory_that_fails_takes_its_partitions_offline_and_no_others(f
 
 
 def test_a_directory_is_offline_until_the_next_start(failing):
-    """LogDirFailureTest: the partition is served again after the repair."""
+    """LogDirFailureTest: recovery. Here it is the repaired disk that serves the partition again."""
     failing.create("t", failing.dirs.b)
     failing.disk.fail()
     failing.write_until_refused("t")
@@ -155,11 +155,18 @@ def test_a_directory_is_offline_until_the_next_start(failing):
 
 
 def test_a_read_that_fails_takes_the_directory_offline(failing):
-    """LogDirFailureTest: testReplicaFetcherThreadAfterLogDirFailureOnFollower has a reader."""
+    """LogDirFailureTest: a fetch error."""
+    if not failing.disk.is_mounted:
+        pytest.skip("mounting is not permitted: open files stay readable")
     failing.create("read", failing.dirs.b)
     failing.create("unread", failing.dirs.b)
     failing.dirs.broker.stop()
     failing.dirs.broker.start()  # no segment is loaded
+    tails = failing.dirs.b.glob
+    wait_until(  # the records are old: each open segment is sealed once, and flushed
+        lambda: not any(path.stat().st_size for path in tails("*/0/.*.open")),
+        what=lambda: failing.log,
+    )
     failing.disk.fail()
 
     with failing.dirs.partition("read") as partition:
@@ -225,7 +232,7 @@ def test_e94_a_source_that_fails_ends_the_move_and_its_copy_is_not_served(failin
         assert partition.log_end >= 6_900
 
 
-def test_e95_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start(failing):
+def test_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start(failing):
     dirs = failing.dirs
     failing.create("t", dirs.b)
     failing.create("t2", dirs.a)
@@ -236,7 +243,7 @@ def test_e95_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_sta
     delete_topic(dirs.bootstrap, "t")
     delete_topic(dirs.bootstrap, "t2")
     create_topic(dirs.bootstrap, "t2", 1, {})
-    with pytest.raises(Exception, match="offline"):
+    with pytest.raises(Exception, match="the next start removes them"):
         create_topic(dirs.bootstrap, "t", 1, {})
 
     dirs.broker.kill()
@@ -270,21 +277,22 @@ def test_e47_a_full_disk_does_not_take_its_directory_offline(tmp_path):
         if not disk.is_mounted:
             pytest.skip("mounting is not permitted")
         b = disk.folder / "b"
-        with EmbeddedBroker(
-            tmp_path / "broker", more_log_dirs=[str(b)], segment_bytes=20_000
-        ) as broker:
-            failing = Failing(TwoDirs(broker, broker.log_dir, b), None, 0)
+        [port] = free_ports(1)
+        options = {"segment_bytes": 20_000, "monitoring_port": port}
+        with EmbeddedBroker(tmp_path / "broker", more_log_dirs=[str(b)], **options) as broker:
+            failing = Failing(TwoDirs(broker, broker.log_dir, b), None, port)
             failing.create("t", b)
             failing.write_until_refused("t")
             assert failing.described()[str(b)][0] == NONE
             disk.grow(20_000_000)
             assert failing.codes("t") == (NONE, NONE)
             assert "can be written after an error" not in failing.log
+            assert failing.status()["offline_log_dirs"] == {}
 
 
 @pytest.mark.parametrize("noticed_by", ["a partition", "the database"])
 def test_the_broker_stops_if_the_directory_of_its_database_fails(tmp_path, noticed_by):
-    """LogDirFailureTest: brokers halt without a log directory; Kafka: also without its metadata."""
+    """LogDirFailureTest: the broker halts without a directory; also without its database."""
     [port] = free_ports(1)
     bootstrap, log, b = f"{HOST}:{port}", tmp_path / "broker.log", tmp_path / "b"
     with failing_disk(tmp_path, "a") as disk, contextlib.ExitStack() as running:
