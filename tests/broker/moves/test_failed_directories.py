@@ -135,6 +135,7 @@ def test_e24_a_directory_that_fails_takes_its_partitions_offline_and_no_others(f
     values = {one.name: one.samples[0].value for one in metrics if one.samples}
     assert values["logmirror_broker_offline_log_dirs"] == 1
     assert values["logmirror_broker_offline_partitions"] == 2
+    assert dirs.broker.stop() == 0
 
 
 def test_a_directory_is_offline_until_the_next_start(failing):
@@ -171,6 +172,19 @@ def test_a_read_that_fails_takes_the_directory_offline(failing):
 
     with failing.dirs.partition("read") as partition:
         assert partition.fetch(0).error_code == STORAGE
+
+    failing.wait_offline("unread")
+
+
+def test_a_read_that_fails_in_an_open_file_takes_the_directory_offline(failing):
+    if not failing.disk.is_mounted:
+        pytest.skip("mounting is not permitted: open files stay readable")
+    failing.create("read", failing.dirs.b)
+    failing.create("unread", failing.dirs.b)
+    failing.disk.fail()
+
+    with failing.dirs.partition("read") as partition:
+        assert partition.fetch(800).error_code == STORAGE
 
     failing.wait_offline("unread")
 
