@@ -148,7 +148,7 @@ def test_a_scrape_of_1000_partitions_is_cheap():
     )
     topics = {f"t{n}": SimpleNamespace(name=f"t{n}", logs=(log,) * 10) for n in range(100)}
     made = SimpleNamespace(
-        topics=SimpleNamespace(by_name=topics, moves=None),
+        topics=SimpleNamespace(by_name=topics, moves=None, dirs=SimpleNamespace(offline={})),
         traffic=Traffic(),
         options=SimpleNamespace(archives=()),
         commits=None,

@@ -8,6 +8,8 @@ CreateTopics requests.
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import socket
 import sqlite3
 import struct
@@ -27,7 +29,7 @@ from logmirror.broker.options import BrokerOptions
 from logmirror.broker.topic import RefusedTopicError
 from logmirror.broker.topic_configs import RefusedConfigError, TopicConfigs
 from logmirror.broker.topics import Topics
-from logmirror.errors import CorruptionError, UsageError
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -275,3 +277,57 @@ def test_a_client_that_disconnects_during_auto_creation_leaves_a_whole_topic(emb
 
     for name in names:
         assert produce(embedded.bootstrap, name, [Message(value=b"x")]) == [0]
+
+
+@pytest.mark.parametrize("how", ["created", "increased"])
+def test_a_partition_that_is_created_while_its_directory_fails_is_offline(
+    tmp_path, monkeypatch, how
+):
+    async def act(topics: Topics, store: MetadataStore) -> None:
+        failure = UnavailableError("log directory failed")
+        method = "create_topic" if how == "created" else "set_partition_count"
+        if how == "increased":
+            await topics.create("t", 1, {})
+        original = getattr(store, method)
+
+        def fail(*arguments: object) -> None:
+            original(*arguments)
+            topics.dirs.offline[tmp_path] = failure
+
+        monkeypatch.setattr(store, method, fail)
+        if how == "created":
+            await topics.create("t", 1, {})
+        else:
+            await topics.add_partitions(topics.by_name["t"], 2, dry_run=False)
+        assert str(topics.by_name["t"].logs[-1].failure) == str(failure)
+        with pytest.raises(RefusedTopicError) as raised:
+            await topics.create("u", 1, {})
+        assert int(raised.value.code) == int(ErrorCode.invalid_replication_factor)
+
+    _with_topics(tmp_path, act)
+
+
+def test_no_topic_takes_the_name_of_a_deleted_one_whose_files_are_left(tmp_path, monkeypatch):
+    reported: list[Exception] = []
+
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    async def delete(topics: Topics, _: MetadataStore) -> None:
+        topics.watch(lambda error, *_: reported.append(error))
+        await topics.create("t", 1, {})
+        (tmp_path / "t" / "0").mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", refuse)
+            with pytest.raises(OSError, match="Input/output error"):
+                await topics.delete(topics.by_name["t"])
+        assert [error.errno for error in reported] == [errno.EIO]
+        (tmp_path / "t").rename(tmp_path / "away")
+        with pytest.raises(RefusedTopicError):
+            await topics.create("t", 1, {})
+
+    async def create(topics: Topics, _: MetadataStore) -> None:
+        await topics.create("t", 1, {})
+
+    _with_topics(tmp_path, delete)
+    _with_topics(tmp_path, create)

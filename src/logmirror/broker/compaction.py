@@ -230,6 +230,7 @@ class Compactor:
         except (LogmirrorError, OSError) as error:
             if not any(segment.is_deleted for segment in dirty):
                 _LOG.warning("%s: its segments could not be read: %s", log.folder, error)
+                log.disk_failed(error)
             return now_ms + _RETRY_MS
         if due_ms > now_ms:
             return due_ms if due_ms < _ALWAYS else None
@@ -298,6 +299,7 @@ class Compactor:
             if any(segment.is_deleted for segment in segments):
                 return  # `done` starts it again
             _LOG.error("%s: could not be compacted: %s", log.folder, error)  # it names the place
+            log.disk_failed(error)
             self._failed[log] = self._clock.now_ms() + _RETRY_MS
             return
         finally:

@@ -12,6 +12,7 @@ Where its changes are durable elsewhere (`Shipping`), the file is a copy that no
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 from contextlib import contextmanager
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHANGES: Final = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER"})
+_PRIMARY: Final = 0xFF
+"""The part of SQLite's error codes that is the kind of the error."""
+
+_DISK_ERRORS: Final = frozenset(
+    {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
+)
 _Value = TypeVar("_Value", str, bytes)
 
 
@@ -91,6 +98,9 @@ class Database:
         pragmas: Further settings of SQLite, such as `secure_delete=ON`.
         shipping: Where changes are durable, if that is elsewhere too.
 
+    Attributes:
+        when_failed: Called in any thread with an error of the disk and the path.
+
     Raises:
         CorruptionError: The file is damaged, or not a database.
         UnavailableError: The file cannot be opened or written.
@@ -100,6 +110,7 @@ class Database:
         self, path: Path, schema: str, *pragmas: str, shipping: Shipping | None = None
     ) -> None:
         self.path = path
+        self.when_failed: Callable[[Exception, Path], None] = lambda _error, _path: None
         self._shipping = shipping
         self._is_behind = False
         self._lock, self._read_lock = threading.Lock(), threading.Lock()
@@ -124,6 +135,8 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) & _PRIMARY in _DISK_ERRORS:
+                self.when_failed(OSError(errno.EIO, str(error), str(self.path)), self.path)
             raise _translated(error, self.path) from error
 
     @contextmanager

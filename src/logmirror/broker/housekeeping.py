@@ -233,6 +233,7 @@ class Housekeeping:
             if segment.is_deleted and log.failure is None:
                 return None
             _LOG.warning("%s: its age could not be read: %s", segment.path, error)
+            log.disk_failed(error)
             return now_ms + _RETRY_MS
         return None if segment.newest_ms is not None else newest_ms + retention_ms + 1
 

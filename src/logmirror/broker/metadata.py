@@ -53,7 +53,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.database import Shipping
@@ -141,6 +141,7 @@ class MetadataStore(PlaceRows):
     """The broker's database. Safe to call from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
+        self.path = path
         self._lock = threading.Lock()
         self._next_producer_id = self._producer_ids_end = 0
         self._database = Database(path, _SCHEMA + PLACES_SCHEMA, shipping=shipping)
@@ -166,6 +167,10 @@ class MetadataStore(PlaceRows):
     def snapshot(self) -> None:
         """Ship the whole database."""
         self._database.snapshot()
+
+    def watch(self, when_failed: Callable[[Exception, Path], None]) -> None:
+        """Report errors of the disk to a function; see `Database.when_failed`."""
+        self._database.when_failed = when_failed
 
     def close(self) -> None:
         """Close the database."""

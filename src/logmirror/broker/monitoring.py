@@ -85,6 +85,7 @@ class BrokerValues:
             catalogue.LOG_BYTES: lambda: self._by_partition(lambda log: log.size_bytes),
             catalogue.TOPICS: lambda: [((), len(broker.topics.by_name))],
             catalogue.OFFLINE: lambda: [((), len(_offline(broker)))],
+            catalogue.OFFLINE_DIRS: lambda: [((), len(broker.topics.dirs.offline))],
             catalogue.CONNECTIONS: lambda: [((), len(connections.open))],
         }
         self._bucket = BucketValues(broker.commits, broker.options.archives, broker.copies)
@@ -190,6 +191,7 @@ class BrokerViews:
             "node_id": broker.options.node_id,
             "port": broker.port,
             "log_dirs": list(broker.topics.dirs.by_name),
+            "offline_log_dirs": _offline_dirs(broker),
             "connections": len(self._connections.open),
             "topics": [_topic_status(topic) for topic in _topics(broker)],
             "moves": move_status(broker.topics.moves),
@@ -209,6 +211,12 @@ def _offline(broker: Broker) -> dict[str, str]:
         for number, log in enumerate(topic.logs)
         if log.failure is not None
     }
+
+
+def _offline_dirs(broker: Broker) -> dict[str, str]:
+    """Return the failure of each log directory that is offline."""
+    dirs = broker.topics.dirs
+    return {dirs.name_of(path): str(failure) for path, failure in tuple(dirs.offline.items())}
 
 
 def _topic_status(topic: Topic) -> dict[str, object]:

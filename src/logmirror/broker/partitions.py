@@ -18,7 +18,7 @@ from logmirror.broker.topic_configs import TopicConfigs
 from logmirror.errors import LogmirrorError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from logmirror.broker.bucket.logs import BucketLogs
@@ -64,6 +64,10 @@ class Partitions:
         if self._is_explicit and options.disk_dirs:
             store.note_disks()
         self._producers = ProducerLimit(options.max_producers)
+        self.when_failed: Callable[..., None] = lambda _error, *_paths: None
+        """Called after an error of a disk, with paths in the log directories; see `suspect` in
+        `dir_failures`."""
+
         self._leftovers: Leftovers | None = None
         self._older: dict[tuple[bytes, int], DurableEnd] = {}
         self._new_ends: list[tuple[EndSlot, DurableEnd]] = []
@@ -218,6 +222,10 @@ class Partitions:
             else:
                 log.end_slot = self.ends.slot(row.topic_id.bytes, number)
             log.flush_rule = rule
+            log.when_failed = self.when_failed
+            failure = self.dirs.offline.get(log.folder.parent.parent)
+            if failure is not None:  # it failed while the partition was created
+                log.take_offline(failure.copy())
 
     def flush_rule(self, configs: TopicConfigs) -> FlushRule:
         """Return when a log with these settings is flushed."""

@@ -12,7 +12,7 @@ import resource
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
@@ -23,6 +23,7 @@ from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket_opening import open_bucket
 from logmirror.broker.changes import Changes
 from logmirror.broker.compaction import ByPlace, Compactor, OnDisk
+from logmirror.broker.dir_failures import DirFailures, StopLimit
 from logmirror.broker.dynamic_configs import MOVE_RATE, DynamicConfigs
 from logmirror.broker.group_service import GroupService
 from logmirror.broker.groups.consumer_state import TopicInfo
@@ -74,6 +75,8 @@ if TYPE_CHECKING:
     from logmirror.broker.options import BrokerOptions
     from logmirror.stores.base import BlobStore
 
+    _Stores = tuple[MetadataStore, StateStore, SecurityStore]
+
 _LOG: Final = logging.getLogger(__name__)
 _FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
@@ -115,6 +118,7 @@ def serve(
 
     Raises:
         FencedError: Another broker took over the log dir in the bucket.
+        LogDirError: The directory of the broker's database failed, or all log directories on disks.
         UsageError: The log directory is not writable or in use by another broker, or a listener
             cannot be bound or would not authenticate clients of other hosts.
         UnavailableError: The broker's database is not usable.
@@ -150,15 +154,19 @@ def serve(
         for file in cluster_id_files(options.log_dirs, metadata.cluster_id):
             Disk().write_synced(file, [metadata.cluster_id.encode()])
             Disk().sync_folder(file.parent)
-        uvloop.run(_serve(options, (metadata, state, security), bound, on_ready, bucket))
+        limit = StopLimit()
+        held.callback(limit.cancel)
+        stores = metadata, state, security
+        uvloop.run(_serve(options, stores, bound, on_ready, bucket, limit))
 
 
-async def _serve(
+async def _serve(  # noqa: PLR0913, PLR0917  # the broker's parts
     options: BrokerOptions,
-    stores: tuple[MetadataStore, StateStore, SecurityStore],
+    stores: _Stores,
     bound: list[Bound],
     on_ready: Callable[[str, int], None],
     bucket: BucketLogs | None,
+    limit: StopLimit,
 ) -> None:
     store, state, security = stores
     max_connections, max_files = _share_files(options.max_connections)
@@ -175,6 +183,7 @@ async def _serve(
         commits = _commits(options, flushers, disk, bucket)
         topics = Topics(options, store, others, disk, cache, commits, bucket)
         configs = _configs(options, store, topics, throttle := Throttle(SYSTEM_CLOCK))
+        failures = _dir_failures(topics, disk, stores, limit)
         topics.load()
         commits.opened()
         await topics.create_missing()
@@ -207,25 +216,26 @@ async def _serve(
         servers = [await accept(one, connections) for one in bound]
         housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
-        stop = _stop_on_signals(with_stdin=options.stop_with_stdin)
-        commits.fenced.add_done_callback(lambda _: stop.set())
+        stop = _stop_when(commits.fenced, failures.fatal, with_stdin=options.stop_with_stdin)
         _collect_rarely()
         _announce(options, bound)
         monitored.enter_context(_monitored(broker, connections))
         on_ready(bound[0].host, bound[0].port)
         await _sweep_until(stop, connections, transactions)
-        _begin_stop(bucket, servers, housekeeping, compactor)
+        _begin_stop(bucket, servers, failures, housekeeping, compactor)
         await asyncio.wait([keeping], timeout=None if bucket is None else _KEEPING_S)
         await connections.stop()
         await transactions.stop()
         groups.stop()
         await unmount()
         await topics.close()
-        _check_end(commits)
+        _check_end(commits, failures)
 
 
-def _check_end(commits: GroupCommit) -> None:
+def _check_end(commits: GroupCommit, failures: DirFailures) -> None:
     """Raise what ended the broker, or what it could not make durable."""
+    if failures.fatal.done():
+        raise failures.fatal.result()
     if commits.fenced.done():
         raise commits.fenced.result()
     commits.check_drained()
@@ -234,6 +244,7 @@ def _check_end(commits: GroupCommit) -> None:
 def _begin_stop(
     bucket: BucketLogs | None,
     servers: list[Accepting],
+    failures: DirFailures,
     housekeeping: Housekeeping,
     compactor: Compactor,
 ) -> None:
@@ -241,6 +252,7 @@ def _begin_stop(
     _LOG.info("stopping")
     if bucket is not None:
         bucket.begin_stop()
+    failures.begin_stop()
     housekeeping.stop()
     compactor.stop()
     for server in servers:
@@ -272,6 +284,15 @@ def _commits(
         tail_age_ms=options.commit_age_ms,
         max_commits=options.max_commits,
     )
+
+
+def _dir_failures(topics: Topics, disk: Disk, stores: _Stores, limit: StopLimit) -> DirFailures:
+    """Return what takes log directories offline, and let what meets their errors report them."""
+    vital = {path.parent.parent for path in (stores[0].path, topics.partitions.ends.path)}
+    failures = DirFailures(topics.dirs, disk, vital, topics.lose, limit)
+    for watched in (topics, *stores):
+        watched.watch(failures.suspect)
+    return failures
 
 
 def _moves(  # noqa: PLR0913, PLR0917  # the broker's parts
@@ -442,8 +463,11 @@ def _share_files(wanted: int) -> tuple[int, int]:
     return connections, files - connections
 
 
-def _stop_on_signals(*, with_stdin: bool) -> asyncio.Event:
+def _stop_when(*ends: asyncio.Future[Any], with_stdin: bool) -> asyncio.Event:
+    """Return what is set when one of these futures completes, or a signal arrives."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for end in ends:
+        end.add_done_callback(lambda _: stop.set())
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

@@ -21,7 +21,7 @@ from logmirror.broker.database import Database
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from logmirror.broker.database import Shipping
@@ -102,6 +102,10 @@ class StateStore:
                 self._thread.start()
             self._has_work.notify()
         return done
+
+    def watch(self, when_failed: Callable[[Exception, Path], None]) -> None:
+        """Report errors of the disk to a function; see `Database.when_failed`."""
+        self._database.when_failed = when_failed
 
     def close(self) -> None:
         """Write what was handed over, then close the database."""

@@ -26,7 +26,7 @@ from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from logmirror.broker.moves.mover import Moves
     from logmirror.broker.options import BrokerOptions
     from logmirror.broker.place_rows import Residence
+    from logmirror.errors import LogmirrorError
 
 _LOG: Final = logging.getLogger(__name__)
 MAX_TOPIC_PARTITIONS: Final = 10_000
@@ -72,6 +73,10 @@ class Topics:
         self._ends_flush = BackgroundFlush(self.partitions.ends)
         self._changes = Changes(options.change_timeout_s)
         self._removing: set[Residence] = set()
+        self._left_behind: set[str] = set()
+        """Deleted topics whose files could not all be removed. The next start removes all that have
+        these names, so no topic of such a name is created until then."""
+
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
         self.version = 0
@@ -84,6 +89,23 @@ class Topics:
     def partition_count(self) -> int:
         """Partitions of all topics together."""
         return sum(len(topic.logs) for topic in self.by_name.values())
+
+    def watch(self, when_failed: Callable[..., None]) -> None:
+        """Report errors of the disks to a function; called before `load`. See `dir_failures`."""
+        self.partitions.when_failed = self.partitions.ends.when_failed = when_failed
+
+    def disk_failed(self, error: Exception) -> None:
+        """Report an error of a disk; which one is not known."""
+        self.partitions.when_failed(error)
+
+    def lose(self, log_dir: Path, failure: LogmirrorError) -> None:
+        """Take the partitions of a log directory that failed offline, and end its moves."""
+        for topic in self.by_name.values():
+            for log in topic.logs:
+                if log.folder.parent.parent == log_dir and log.failure is None:
+                    self._commits.take_offline(log, failure.copy())
+        if self.moves is not None:
+            self.moves.lose(log_dir, failure)
 
     def load(self) -> None:
         """Open all topics and finish interrupted deletions. Blocks; runs before the broker listens.
@@ -105,7 +127,7 @@ class Topics:
     def follow(self, moves: Moves) -> None:
         """Continue the moves between log directories, now that all partitions are open."""
         self.moves = moves
-        moves.when_moved = self.dirs.moved
+        moves.when_moved, moves.when_failed = self.dirs.moved, self.partitions.when_failed
         unfinished, folders = self.partitions.left_over()
         moves.open(
             [
@@ -213,6 +235,9 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
         self._check_room(partition_count)
+        if name in self._left_behind:
+            reason = "files of a deleted topic of this name are left; the next start removes them"
+            raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         if self.dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
@@ -220,7 +245,7 @@ class Topics:
 
     def _check_room(self, more: int) -> None:
         if not self.dirs.has_room:
-            reason = "all log directories are cordoned (cordoned.log.dirs)"
+            reason = "all log directories are offline or cordoned (cordoned.log.dirs)"
             raise RefusedTopicError(ErrorCode.INVALID_REPLICATION_FACTOR, reason)
         if self.partition_count + more > self._options.max_partitions:
             reason = f"this broker allows at most {self._options.max_partitions} partitions"
@@ -389,10 +414,16 @@ class Topics:
             partition_count=len(topic.logs),
             configs={},
         )
-        await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+        try:
+            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+        except OSError as error:
+            self._left_behind.add(topic.name)
+            self.disk_failed(error)
+            raise
         _LOG.info("topic %s deleted", topic.name)
 
-    def _remove_files(self, row: TopicRow, logs: Iterable[PartitionLog]) -> None:
+    def _remove_files(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
+        self._note_left(row, logs)
         if self._bucket is not None:
             here = [log for log in logs if self._bucket.is_open(log)]
             self._bucket.delete_topic(row, here, lambda: self._forget(row))
@@ -400,10 +431,17 @@ class Topics:
         for folder in self.dirs.folders(row.name):
             shutil.rmtree(folder)
             self._disk.sync_folder(folder.parent)
-        if self._bucket is None:
+        self._note_left(row, logs)  # a directory may have failed meanwhile
+        if self._bucket is None and row.name not in self._left_behind:
             self._store.end_deletion(row.topic_id)
 
+    def _note_left(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
+        if any(log.folder.parent.parent in self.dirs.offline for log in logs):
+            self._left_behind.add(row.name)
+
     def _forget(self, row: TopicRow) -> None:
+        if row.name in self._left_behind:
+            return
         with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
             self._executor.submit(self._store.end_deletion, row.topic_id)
 

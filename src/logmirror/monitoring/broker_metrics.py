@@ -94,6 +94,12 @@ OFFLINE: Final = _metric(
     "partitions",
     "Partitions that are offline: damaged, or after a failure of the disk. The log has the reason.",
 )
+OFFLINE_DIRS: Final = _metric(
+    "offline_log_dirs",
+    "gauge",
+    "directories",
+    "Log directories that failed since the start, and are offline. The log has the reason.",
+)
 CONNECTIONS: Final = _metric("connections", "gauge", "connections", "Open connections.")
 
 MOVES: Final = _metric(
@@ -207,7 +213,8 @@ BUCKET_CATALOGUE: Final = (
 
 BROKER_CATALOGUE: Final = (
     *(BYTES_IN, BYTES_OUT, RECORDS_IN, PRODUCE_ERRORS, REQUEST_SECONDS, REQUEST_ERRORS, THROTTLED),
-    *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, CONNECTIONS, READY),
+    *(LOG_START, LOG_END, HIGH_WATERMARK, DURABLE, LOG_BYTES, TOPICS, OFFLINE, OFFLINE_DIRS),
+    *(CONNECTIONS, READY),
     *MOVE_CATALOGUE,
     SWAP_SECONDS,
     *BUCKET_CATALOGUE,

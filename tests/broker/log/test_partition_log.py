@@ -428,3 +428,28 @@ def test_only_so_many_segments_are_kept_open(tmp_path):
     assert _values(log) == _expected(range(24))
     segments = [segment for segment, _ in log.readable_segments()]
     assert sum(segment.file is not None for segment in segments) <= 3
+
+
+@pytest.mark.parametrize("call", ["append", "sync", "create", "truncate"])
+def test_an_error_of_the_disk_is_reported_for_its_directory(tmp_path, call):
+    disk = FaultyDisk()
+    reported: list[tuple[Exception, Path]] = []
+    log = _open(tmp_path / "t" / "0", disk)
+    log.when_failed = lambda error, folder: reported.append((error, folder))
+    if call != "create":
+        _append(log, 0)
+    failing = {call, "append"} if call == "truncate" else {call}
+    disk.fail = lambda name: OSError(errno.EIO, call) if name in failing else None
+
+    if call == "sync":
+        job = log.begin_sync()
+        assert job is not None
+        with pytest.raises(OSError, match="sync") as raised:
+            job.run()
+        log.finish_sync(job, raised.value)
+    else:
+        with pytest.raises(StorageError):
+            _append(log, 1)
+
+    assert {folder for _, folder in reported} == {log.folder}
+    assert {error.args for error, _ in reported} == {(errno.EIO, call)}

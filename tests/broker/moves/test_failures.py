@@ -24,6 +24,7 @@ from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import MoveState
 from logmirror.broker.place_rows import MoveRow
+from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -234,6 +235,39 @@ def test_e94_a_source_that_fails_is_offline_and_its_copy_is_not_served(tmp_path)
 
     assert not run(life, work)
     assert not (tmp_path / "dirs/b/t/0").exists()
+
+
+@pytest.mark.move("E93", "E95")
+@pytest.mark.parametrize("when", ["before", "meanwhile", "following"])
+def test_e93_a_move_to_a_directory_that_has_failed_fails(tmp_path, monkeypatch, when):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(9))
+    failure = UnavailableError("log directory failed", log_dir="b")
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+        if when == "before":
+            life.moves.lose(tmp_path / "dirs" / "b", failure)
+        if when == "following":
+            monkeypatch.setattr(GroupCommit, "is_busy", lambda *_: True)
+        await life.move("b")
+        if when == "following":
+            await until(lambda: life.moves.all[0].state is MoveState.FOLLOWING)
+        if when != "before":
+            life.moves.lose(tmp_path / "dirs" / "b", failure)
+        [move] = life.moves.all
+        assert move.state is MoveState.FAILED
+        assert str(move.failure) == str(failure)
+        await life.write(9)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("a")
+        await until(lambda: not life.moves.all)
+        assert life.place == "a"
+        assert life.log.shadow is None
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
 
 
 @pytest.mark.move("E82")

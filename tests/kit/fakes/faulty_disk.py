@@ -98,6 +98,10 @@ class FaultyDisk(Disk):
             names.now[path.name] = content
         names.changes.append(((path.name, content),))
 
+    def make_folder(self, path: Path) -> None:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)  # tests begin without a log directory
+        super().make_folder(path)
+
     def create(self, path: Path) -> OpenFile:
         self._call("create")
         file = super().create(path)

@@ -224,6 +224,7 @@ class _Reading:
                 ranges, aborted = self._find(log, *limits, pinned)
             except LogmirrorError as error:
                 _LOG.warning("%s: %s", log.folder, error)
+                log.disk_failed(error)
                 is_damaged = isinstance(error, CorruptionError)
                 code = ErrorCode.CORRUPT_MESSAGE if is_damaged else ErrorCode.KAFKA_STORAGE_ERROR
                 self.refuse(place, code)
@@ -319,6 +320,8 @@ class _Reading:
                 self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
                 return False
             _LOG.exception("%s: segment could not be read", segment.path)
+            if (log := self._log(place)) is not None:
+                log.disk_failed(error)
             self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
             return False
         self._read_ahead(place, segment)

@@ -12,7 +12,8 @@ of a move that has failed begins it again, and one for the directory of the part
 also if that directory is cordoned. Nothing is copied before the response.
 
 DescribeLogDirs (KIP-113, KIP-827): each log directory is in the response, under the name with which
-the broker was started, made absolute. One that cannot be read gets KAFKA_STORAGE_ERROR. A partition
+the broker was started, made absolute. One that is offline, or cannot be read, gets
+KAFKA_STORAGE_ERROR. A partition
 that is offline, and one of a mounted archive, is in none. A log directory in a bucket has no total
 and no usable bytes.
 """
@@ -137,10 +138,12 @@ async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
     asked = {
         dirs.name_of(path): loop.run_in_executor(broker.executor, _volume, path)
         for path in dirs.on_disk
+        if path not in dirs.offline
     }
     if asked:
         await asyncio.wait(asked.values(), timeout=_VOLUME_S)
     found = {name: one.result() if one.done() else _OFFLINE for name, one in asked.items()}
+    found |= {dirs.name_of(path): _OFFLINE for path in dirs.offline}
     if dirs.bucket:
         found[dirs.bucket] = ErrorCode.NONE, _UNKNOWN, _UNKNOWN
     return found

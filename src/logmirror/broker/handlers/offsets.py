@@ -180,6 +180,7 @@ async def _by_time(
             _LOG.warning(
                 "%s-%d: lookup by timestamp failed: %s", name, wanted.partition_index, error
             )
+            log.disk_failed(error)
             return ErrorCode.KAFKA_STORAGE_ERROR, *_NOT_FOUND
         is_hidden = committed and offset >= log.last_stable_offset
         return ErrorCode.NONE, *(_NOT_FOUND if is_hidden else (found_ms, offset))

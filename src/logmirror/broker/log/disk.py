@@ -69,8 +69,12 @@ class Disk:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents; no error if it exists."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Create a partition's folder and that of its topic; no error if they exist.
+
+        The log directory is not created: it is missing when its disk is away.
+        """
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path) -> OpenFile:
         """Create a file that must not exist yet, for appending and reading."""

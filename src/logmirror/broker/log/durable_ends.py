@@ -143,6 +143,8 @@ class DurableEnds:
         epoch: Number of flushes that have begun, and 1.
         durable_epoch: What was written up to this epoch is durable.
         on_change: Called when an end was recorded.
+        when_failed: Called with an error and the path when the file cannot be written, also in the
+            thread of `flush`.
 
     Raises:
         CorruptionError: The file is not one of durable ends.
@@ -153,7 +155,8 @@ class DurableEnds:
         self.epoch = 1
         self.durable_epoch = 0
         self.on_change: Callable[[], None] = lambda: None
-        self._disk = disk
+        self.when_failed: Callable[[Exception, Path], None] = lambda _error, _path: None
+        self.path, self._disk = path, disk
         self._has_failed = False
         self._slots: dict[tuple[bytes, int], EndSlot] = {}
         self._free: list[tuple[int, int]] = []
@@ -172,7 +175,6 @@ class DurableEnds:
                 "the end of a log as such: if you accept that, remove the file",
                 path=str(path),
             )
-        self._path = path
         self._end = -(-len(data) // _SLOT)
         self._read(data.ljust(self._end * _SLOT, b"\0"))  # a power loss may cut the file anywhere
 
@@ -238,7 +240,11 @@ class DurableEnds:
 
     def write(self, position: int, data: bytes) -> None:
         """Write to the file, for its slots."""
-        self._disk.write_at(self._file, position, data)
+        try:
+            self._disk.write_at(self._file, position, data)
+        except OSError as error:
+            self.when_failed(error, self.path)
+            raise
 
     def record_all(self, ends: Iterable[tuple[EndSlot, DurableEnd]]) -> None:
         """Record several ends, durably. Blocks; no other flush may be running.
@@ -253,7 +259,7 @@ class DurableEnds:
             self.flush()
             self.finish_flush(failed=False)
         except OSError as error:
-            raise _unavailable(error, self._path) from error
+            raise _unavailable(error, self.path) from error
 
     def begin_flush(self) -> None:
         """Begin an epoch. The caller runs `flush`, and then `finish_flush`, before the next one."""
@@ -268,7 +274,11 @@ class DurableEnds:
         Raises:
             OSError: The flush failed.
         """
-        self._disk.sync(self._file)
+        try:
+            self._disk.sync(self._file)
+        except OSError as error:
+            self.when_failed(error, self.path)
+            raise
 
     def finish_flush(self, *, failed: bool) -> None:
         """Record the outcome of a flush."""

@@ -169,7 +169,7 @@ class GroupCommit:
     def _finish(self, log: PartitionLog, job: SyncJob, done: asyncio.Future[None]) -> None:
         del self._running[log]
         error = done.exception()
-        if error is not None:
+        if error is not None and log.failure is None:
             _LOG.error("%s: flush failed; the partition is offline", job.folder, exc_info=error)
         if error is not None and not isinstance(error, OSError):
             error = OSError(f"flush failed: {error!r}")
@@ -224,7 +224,17 @@ class GroupCommit:
         error = done.exception()
         if error is not None:
             _LOG.warning("%s: deleted segments could not be removed: %s", log.folder, error)
+            if isinstance(error, OSError):
+                log.disk_failed(error)
         self.remove_deleted(log)
+
+    def take_offline(self, log: PartitionLog, failure: LogmirrorError) -> None:
+        """Take a log offline whose directory failed. A flush in progress has no effect any more."""
+        log.take_offline(failure)
+        timer = self._timers.pop(log, None)
+        if timer is not None:
+            timer.cancel()
+        self._limit_of(log).count(log)
 
     async def flushed(self, log: PartitionLog, offset: int) -> None:
         """Wait until everything before `offset` is durable.

@@ -173,6 +173,7 @@ class PartitionLog(ReadableLog):
         return base_offset
 
     def _refused(self, error: OSError) -> StorageError:
+        self.disk_failed(error)
         return StorageError(
             "record batch could not be written", folder=str(self.folder), cause=str(error)
         )
@@ -181,6 +182,7 @@ class PartitionLog(ReadableLog):
         try:
             self._disk.truncate(file, size_bytes)
         except OSError as error:
+            self.disk_failed(error)
             self.take_offline(
                 UnavailableError(
                     "partial batch could not be truncated",
@@ -358,6 +360,7 @@ class PartitionLog(ReadableLog):
             return
         error = error or self._recorded(job.end_offset)
         if error is not None:
+            self.disk_failed(error)
             self.take_offline(
                 UnavailableError(
                     "records could not be flushed to disk",

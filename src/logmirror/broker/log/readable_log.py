@@ -53,6 +53,13 @@ class ReadableLog:
         self._readable_tail = tail
         self._readable_tail_bytes = tail.size_bytes if tail else 0
         self._watchers: set[Callable[[], None]] = set()
+        self.when_failed: Callable[[Exception, Path], None] = lambda _error, _folder: None
+        """Called after an error of the disk; see `dir_failures`."""
+
+    def disk_failed(self, error: Exception) -> None:
+        """Report an error of the disk: the whole log directory may have failed."""
+        if self.failure is None:
+            self.when_failed(error, self.folder)
 
     def check_online(self) -> None:
         """Raise `StorageError` if the partition is offline."""

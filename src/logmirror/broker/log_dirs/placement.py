@@ -23,6 +23,8 @@ from logmirror.errors import CorruptionError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from logmirror.errors import LogmirrorError
+
 PRIVATE: Final = ".logmirror"
 """The broker's own folder in each log directory."""
 
@@ -57,6 +59,9 @@ class LogDirs:
         self.paths = tuple(self.by_name.values())
         self._names = {path: name for name, path in self.by_name.items()}
         self._counts = dict.fromkeys(self.paths, 0)
+        self.offline: dict[Path, LogmirrorError] = {}
+        """Those that failed at run time, see `failures`; until the next start."""
+
         self.cordoned: frozenset[str] = frozenset()
         """The names of directories that get no new partitions (KIP-1066)."""
 
@@ -72,8 +77,9 @@ class LogDirs:
         return folder.parent.parent == self.work_dir
 
     def folders(self, topic: str) -> list[Path]:
-        """Return the folders of a topic that exist."""
-        return [path / topic for path in self.paths if (path / topic).exists()]
+        """Return the folders of a topic that exist, except in directories that are offline."""
+        paths = [path for path in self.paths if path not in self.offline]
+        return [path / topic for path in paths if (path / topic).exists()]
 
     def having(self, topic: str, partition: int) -> list[Path]:
         """Return the folders of a partition on disks."""
@@ -116,7 +122,10 @@ class LogDirs:
     def _open(self) -> list[Path]:
         """The directories in which partitions are created, if no other was requested."""
         paths = self.on_disk or self.paths
-        return [path for path in paths if self._names[path] not in self.cordoned]
+        return [path for path in paths if self._is_open(path)]
+
+    def _is_open(self, path: Path) -> bool:
+        return self._names[path] not in self.cordoned and path not in self.offline
 
     @property
     def has_room(self) -> bool:
@@ -124,9 +133,9 @@ class LogDirs:
         return bool(self._open)
 
     def place(self, topic: str, partition: int) -> Path:
-        """Return the folder for a new partition; of a cordoned directory only if all are."""
+        """Return the folder for a new partition; in a closed directory only if all are."""
         path = self.preferred.pop((topic, partition), None)
-        if path is None or self._names[path] in self.cordoned:
+        if path is None or not self._is_open(path):
             path = min(self._open or self.on_disk or self.paths, key=self._counts.__getitem__)
         self._counts[path] += 1
         return path / topic / str(partition)

@@ -116,6 +116,11 @@ class Moves:
         self.when_moved: Callable[[Path, Path], None] = lambda _old, _new: None
         """Called after each swap, with the old and the new folder."""
 
+        self.when_failed: Callable[..., None] = lambda _error, *_paths: None
+        """Called after an error, with paths in the log directories that it may be of."""
+
+        self._lost: dict[Path, LogmirrorError] = {}
+
     def of(self, log: PartitionLog) -> Move | None:
         """Return the move of a partition that is in progress, or failed."""
         return self._moves.get(log)
@@ -210,7 +215,16 @@ class Moves:
             move.way = self._routes.way_of(move.log.folder, move.target)
             self._moves[move.log] = move
             self._backlog.append(move)
+            if move.target in self._lost:
+                self._fail(move, self._lost[move.target].copy())
         self._pump()
+
+    def lose(self, log_dir: Path, failure: LogmirrorError) -> None:
+        """Fail the moves from and to a log directory that failed, also those that begin later."""
+        self._lost[log_dir] = failure
+        for move in self.all:
+            if move.is_active and log_dir in {move.target, _log_dir(move.log)}:
+                self._fail(move, failure.copy())
 
     async def forget(self, logs: Iterable[PartitionLog]) -> None:
         """End the moves of a deleted topic, whose folders are removed by the caller."""
@@ -357,6 +371,7 @@ class Moves:
             await self._stored([], [move], is_done=True)
         except (LogmirrorError, OSError) as error:
             _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
+            self.when_failed(error, old, new)
             return
         finally:
             if self._moves.get(move.log) is move:
@@ -381,6 +396,7 @@ class Moves:
         self._routes.of(move).end(move)
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
+        self.when_failed(error, move.log.folder, move.target)
         if not isinstance(error, LogmirrorError):
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
             reason = "a file could not be copied"
@@ -398,6 +414,8 @@ class Moves:
 
     async def _remove_all(self, folders: list[Path]) -> None:
         for folder in folders:
+            if any(folder.is_relative_to(log_dir) for log_dir in self._lost):
+                continue  # the next start removes it
             try:
                 await self._copier.in_thread(remove_folder, folder)
             except OSError as error:

@@ -415,6 +415,7 @@ class Connection(asyncio.BufferedProtocol):
             except (OSError, CorruptionError) as error:
                 # The frame's size is sent already, so only closing the connection ends it.
                 _LOG.error("%s: records could not be read: %s", self._peer, error)
+                self._all.broker.topics.disk_failed(error)
                 self.close("records could not be read")
                 return
             self._transport.writelines(pieces)

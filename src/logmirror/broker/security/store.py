@@ -23,7 +23,7 @@ from logmirror.broker.security.scram import MIN_ITERATIONS, Credential, Mechanis
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from logmirror.broker.database import Shipping
@@ -74,6 +74,10 @@ class SecurityStore:
     def snapshot(self) -> None:
         """Ship the whole database."""
         self._database.snapshot()
+
+    def watch(self, when_failed: Callable[[Exception, Path], None]) -> None:
+        """Report errors of the disk to a function; see `Database.when_failed`."""
+        self._database.when_failed = when_failed
 
     def close(self) -> None:
         """Close the database."""
