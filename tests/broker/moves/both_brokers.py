@@ -66,7 +66,7 @@ DIFFERENCES: Final[dict[tuple[str, str], str]] = {
     ("test_e35_records_are_deleted_during_a_move", "code"): "DeleteRecords during a move",
     ("test_e34_retention_during_a_move", "records are deleted"): "Retention during a move",
     (_DAMAGED, "continues without a request"): "A damaged batch, after its repair",
-    (_OFFLINE, "back without a restart"): "A log directory that can be read again",
+    (_OFFLINE, "back without a restart"): "A log directory that could not be read for some time",
     (_CORDONED, "cancelled"): _HERE,
     (_CORDONED, "after the cancellation"): _HERE,
     (_CORDONED, "its directory"): _HERE,

@@ -49,7 +49,7 @@ PLACES: Final = ("a", "b", "w")
 """Two disks, and the working folder of the bucket."""
 
 _PRODUCER: Final = 7
-_LIMIT_S: Final = 30.0
+_LIMIT_S: Final = 60.0
 _CLEAN_S: Final = 5.0
 
 
@@ -285,7 +285,7 @@ class Life:
 
     async def quiet(self) -> None:
         """Wait until no move is in progress."""
-        moves, deadline_s = self.topics.moves, time.monotonic() + _LIMIT_S
+        moves, deadline_s = self.topics.moves, time.monotonic() + _LIMIT_S / 2
         assert moves is not None
         while moves.all:
             if time.monotonic() > deadline_s:
@@ -361,7 +361,7 @@ def place_of(log: PartitionLog) -> str:
 
 def vars_of(move: Move) -> dict[str, Any]:
     """What a move is, for a message."""
-    return {name: getattr(move, name) for name in move.__slots__}
+    return {name: repr(getattr(move, name))[:200] for name in move.__slots__}
 
 
 class World:
