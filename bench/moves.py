@@ -9,6 +9,7 @@ and behind a limit, while its records are deleted. All directories are on one di
     mb_s        of the move, from the request until the broker shows the partition in the new place
     before      latencies of the producer in the 5 s before, ms
     during      the same during the move
+    hold_ms     how long each swap held the event loop, of logmirror's metrics
     delete_ms   DeleteRecords during a limited move; error: its code, -1 without a response in 20 s
     resume_s    from the start after a kill -9 halfway until the move is complete
     limited     bytes per second of a move with a limit, part of the limit
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import statistics
@@ -50,14 +52,17 @@ from confluent_kafka.admin import (  # noqa: E402  # after the path is set
 
 from kit.judges.log_dirs_client import LogDirsClient  # noqa: E402  # as above
 from kit.judges.partition_client import PartitionClient  # noqa: E402  # as above
+from kit.judges.scrape import ask  # noqa: E402  # as above
 from kit.servers.embedded import EmbeddedBroker  # noqa: E402  # as above
 from kit.servers.kafka import ApacheKafka, create_topic  # noqa: E402  # as above
+from kit.servers.machine import free_ports  # noqa: E402  # as above
 from kit.servers.s3 import LogBucket, S3Server  # noqa: E402  # as above
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOPIC = "t"
+SWAP_SUM = "logmirror_broker_move_swap_seconds_sum "
 RATE = 1_000
 LIMIT = 20_000_000
 MOVE_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
@@ -73,7 +78,7 @@ class Contestant:
     def __init__(
         self, name: str, folder: Path, megabytes: int, place: LogBucket | None = None
     ) -> None:
-        self.name = name
+        self.name, self.monitoring_port = name, 0
         self.places = [str(folder / one) for one in ("a", "b")]
         if place is not None:
             self.places[1] = place.url
@@ -90,7 +95,8 @@ class Contestant:
             self.broker = ApacheKafka("4.3.1", folder, config=config, jvm=(), heap="1g")
         else:
             more = {"more_log_dirs": self.places, "segment_bytes": SEGMENT_BYTES}
-            self.broker = EmbeddedBroker(folder, **more)
+            [self.monitoring_port] = free_ports(1)
+            self.broker = EmbeddedBroker(folder, monitoring_port=self.monitoring_port, **more)
         self.broker.start()
         create_topic(self.broker.bootstrap, TOPIC, 1, {})
         self._fill(megabytes)
@@ -139,6 +145,13 @@ class Contestant:
         resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
         admin.incremental_alter_configs([resource])[resource].result(30)
+
+    def held_ms(self) -> float:
+        """How long the swaps since the start have held the event loop, all together; 0: unknown."""
+        if not self.monitoring_port:
+            return 0
+        lines = ask(self.monitoring_port, "/metrics").text.splitlines()
+        return 1000 * next(float(one.split()[1]) for one in lines if one.startswith(SWAP_SUM))
 
     def other(self) -> str:
         [now] = [place for place, one in self.where().items() if not one.is_future]
@@ -189,8 +202,9 @@ class Load:
 
 
 def measured(one: Contestant) -> dict[str, Any]:
-    target = one.other()
+    target, held_ms = one.other(), [one.held_ms()]
     took = one.wait(target, one.request(target))
+    held_ms.append(one.held_ms())
     found: dict[str, Any] = {"mb_s": one.bytes / 1e6 / took}
     with Load(one.broker.bootstrap) as load:
         time.sleep(2)
@@ -205,6 +219,8 @@ def measured(one: Contestant) -> dict[str, Any]:
     found["before"], found["during"] = load.between(begin, began), load.between(began, end)
     found["around_swap_ms"] = load.between(end - 0.3, end + 0.1).get("highest")
     found["errors"] = load.errors
+    held_ms.append(one.held_ms())
+    found["hold_ms"] = [after - before for before, after in itertools.pairwise(held_ms)]
     return found
 
 

@@ -56,7 +56,8 @@ IDLE = {
 }
 
 
-def test_a_move_is_measured_from_its_beginning_to_its_swap(watched):
+@pytest.mark.move("E99")
+def test_e99_a_move_is_measured_from_its_beginning_to_its_swap(watched):
     dirs, port = watched
     dirs.create("t", 2)
     fill(dirs, "t")

@@ -267,3 +267,20 @@ def test_e83_folders_of_no_move_are_removed_and_others_left_alone(dirs):
     fill_more = dirs.partition("t")
     with fill_more as partition:
         assert partition.produce(BATCH) == Appended(0, 300)
+
+
+@pytest.mark.move("E79")
+def test_e79_of_two_copies_that_of_the_move_is_continued(held):
+    with held.client() as client:
+        assert client.move_one("t", held.b) == NONE
+        wait_until(lambda: len(held.names("t")) == 2, what=lambda: "the copy")
+    held.broker.kill()
+    stray = held.b / "t" / f"0.{'1' * 32}-future"
+    shutil.copytree(held.a / "t" / "0", stray)
+    held.broker.start()
+    wait_until(lambda: not stray.exists(), what=lambda: "the removal of the other copy")
+    held.limit(None)
+    held.wait_in("t", held.b)
+    held.wait_clean("t", "b/0")
+    with held.partition("t") as partition:
+        assert partition.produce(BATCH) == Appended(0, 6_000)
