@@ -70,6 +70,16 @@ def lose_power(folder: Path, seed: int, call: int) -> None:
         for key, row in rows.rows.items()
     }
     after = Life(later, rows, chance, appended=life.appended, acked=life.acked)
+    restart(after)
+    names = [path.name for path in later.glob("*/t/*")]
+    assert names in ([], ["0"]), names
+    if wanted:
+        assert absolute(after.log.folder.parent.parent) == wanted[0]
+    shutil.rmtree(folder)
+
+
+def restart(after: Life) -> None:
+    """Start after what happened: everything is there, and the move is completed."""
 
     async def again() -> None:
         await after.start()
@@ -79,12 +89,7 @@ def lose_power(folder: Path, seed: int, call: int) -> None:
         await after.moves.close()
 
     assert not run(after, again)
-    assert not rows.rows
-    names = [path.name for path in later.glob("*/t/*")]
-    assert names in ([], ["0"]), names
-    if wanted:
-        assert absolute(after.log.folder.parent.parent) == wanted[0]
-    shutil.rmtree(folder)
+    assert not after.rows.rows
 
 
 @pytest.mark.thinned
@@ -172,14 +177,5 @@ def stop(folder: Path, seed: int, call: int) -> None:
     check(life)
     assert life.acked == 2 * life.appended
     after = Life(folder, rows, random.Random(seed), appended=life.appended, acked=life.acked)
-
-    async def again() -> None:
-        await after.start()
-        check(after)
-        await after.quiet()
-        check(after)
-        await after.moves.close()
-
-    assert not run(after, again)
-    assert not rows.rows
+    restart(after)
     shutil.rmtree(folder)

@@ -162,8 +162,8 @@ class Life:
 
     async def stop(self) -> None:
         """Stop as a broker does."""
-        await self.topics.close()
         await self.commits.drain()
+        await self.topics.close()
         self.close()
 
     def close(self) -> None:
