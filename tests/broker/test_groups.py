@@ -256,7 +256,13 @@ def test_kafka_python_consumes_in_a_group(embedded, topic):
         for records in consumer.poll(100).values():
             seen.update(100 * record.partition + record.offset for record in records)
     assert seen == set(range(400))
-    consumer.commit()
+    while True:
+        try:
+            consumer.commit()
+            break
+        except kafka.errors.RebalanceInProgressError:  # a refresh of metadata: it joins again
+            assert time.monotonic() < deadline
+            consumer.poll(100)
     committed = [consumer.committed(kafka.TopicPartition(topic, n)) for n in range(PARTITIONS)]
     assert committed == [100] * PARTITIONS
     consumer.close()
