@@ -20,9 +20,13 @@ from kit.runs.moving_log import Life, Rows, check, prepare, run, scenario
 from kit.tiers import sized
 from logmirror.broker.log_dirs.placement import absolute
 from logmirror.broker.moves import mover
+from logmirror.broker.moves.routes import Route
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from logmirror.broker.log.segment import Segment
+    from logmirror.broker.moves.move import Copy, Move
 
 CALLS = sized(20, 60, 10_000)
 """Before how many calls of the disk of each run."""
@@ -179,3 +183,31 @@ def stop(folder: Path, seed: int, call: int) -> None:
     after = Life(folder, rows, random.Random(seed), appended=life.appended, acked=life.acked)
     restart(after)
     shutil.rmtree(folder)
+
+
+@pytest.mark.move("E66")
+def test_e66_an_open_segment_that_is_sealed_before_it_is_opened_is_copied(tmp_path, monkeypatch):
+    life = Life(prepare(tmp_path / "disks"), Rows(), random.Random(1))
+    copy_of, found = Route.copy_of, []
+
+    def late(self: Route, move: Move, segment: Segment) -> Copy:
+        if not segment.is_sealed and not found:
+            found.append(segment)
+            life.log.roll()
+            life.loop.call_soon_threadsafe(life.commits.schedule, life.log)
+            raise FileNotFoundError(segment.path)
+        return copy_of(self, move, segment)
+
+    monkeypatch.setattr(Route, "copy_of", late)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(5)
+        await life.move("b")
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    assert found
+    assert life.place == "b"

@@ -29,6 +29,7 @@ from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves import mover
+from logmirror.broker.moves.move import MoveState
 from logmirror.broker.moves.throttle import Throttle
 from logmirror.broker.options import BrokerOptions
 from logmirror.broker.server import _commits, _moves
@@ -288,7 +289,8 @@ class Life:
         moves, deadline_s = self.topics.moves, time.monotonic() + _LIMIT_S / 2
         assert moves is not None
         while moves.all:
-            if time.monotonic() > deadline_s:
+            is_late = time.monotonic() > deadline_s
+            if is_late or any(move.state is MoveState.FAILED for move in moves.all):
                 raise AssertionError([vars_of(move) for move in moves.all])
             await asyncio.sleep(0.001)
 

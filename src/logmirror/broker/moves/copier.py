@@ -74,7 +74,12 @@ class Copier:
             move.rolls += tail is not None
             return False
         if tail is not None:
-            copy, end = await self._copy_of(move, tail), tail.size_bytes
+            try:
+                copy, end = await self._copy_of(move, tail), tail.size_bytes
+            except FileNotFoundError:
+                if log.open_segment is tail:
+                    raise
+                return False  # it was sealed meanwhile, and has another name
             if end - copy.position > _LAST_BYTES:
                 await self._advance(move, copy, end)
                 return False
