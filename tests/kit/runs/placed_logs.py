@@ -51,7 +51,7 @@ PLACES: Final = ("a", "b", "w")
 
 _PRODUCER: Final = 7
 _LIMIT_S: Final = 60.0
-_CLEAN_S: Final = 5.0
+_CLEAN_S: Final = 20.0
 
 
 @dataclass
