@@ -20,6 +20,7 @@ from logmirror.broker.dir_failures import DirFailures, StopLimit
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log_dirs.failures import LogDirError, end_of_broker, suggests_failure
 from logmirror.broker.log_dirs.placement import PRIVATE, LogDirs
+from logmirror.broker.state_store import Change, StateStore
 from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -148,6 +149,24 @@ def test_the_broker_stops_without_a_vital_directory_or_without_any(dirs):
     assert end_of_broker(dirs, [a]) is None
     dirs.offline[a] = dirs.offline[b]
     assert "all its log directories" in str(end_of_broker(dirs, []))
+
+
+def test_an_error_of_the_database_stops_the_broker(dirs):
+    place = dirs.on_disk[0]
+
+    async def run() -> LogDirError:
+        store = StateStore(place / PRIVATE / "state.sqlite")
+        disk = BadDisk(place, code=errno.EIO)
+        failures = DirFailures(dirs, disk, [place], lambda *_: None, StopLimit())
+        store.watch(failures.suspect)
+        store._database._connection.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
+        with pytest.raises(UnavailableError):
+            await store.write([Change("group", b"a", b"1")])
+        end = await asyncio.wait_for(failures.fatal, 10)
+        store.close()
+        return end
+
+    assert "that has its database" in str(asyncio.run(run()))
 
 
 def test_a_stop_that_hangs_ends_with_the_exit_code_of_a_failed_directory():

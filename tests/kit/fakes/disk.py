@@ -69,9 +69,7 @@ class SmallDisk:
         if not self.is_mounted:
             self._limit.write_text(str(size_bytes))
             code = _QUOTA.format(folder=str(self.folder), limit=str(self._limit))
-            (parent / "sitecustomize.py").write_text(code)
-            before = filter(None, [os.environ.get("PYTHONPATH")])
-            self.environment = {"PYTHONPATH": os.pathsep.join([str(parent), *before])}
+            self.environment = loading(parent, code)
 
     def grow(self, size_bytes: int) -> None:
         """Increase the limit."""
@@ -82,10 +80,21 @@ class SmallDisk:
 
 
 def _mount(*arguments: str | Path) -> bool:
-    command = ["mount", *map(str, arguments)]
+    return succeeds("mount", *arguments)
+
+
+def succeeds(*command: str | Path) -> bool:
+    """Run a command that may not exist, or not be permitted; returns whether it succeeded."""
     with contextlib.suppress(FileNotFoundError):
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     return False
+
+
+def loading(folder: Path, code: str) -> dict[str, str]:
+    """Return variables with which every Python process loads some code at its start."""
+    (folder / "sitecustomize.py").write_text(code)
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *before])}
 
 
 @contextlib.contextmanager

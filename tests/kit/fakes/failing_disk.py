@@ -1,8 +1,9 @@
 """A disk that fails while a broker uses it, also when the tests run as root.
 
 Where mounting is permitted it is an ext4 file system in a file, which the kernel shuts down: every
-later call gets EIO, also on files that are open. Elsewhere a file takes the place of the folder:
-calls with a path get ENOTDIR, and open files stay usable.
+later call gets EIO, also on files that are open. Elsewhere a file takes the place of the folder, so
+calls with a path get ENOTDIR; and `os.pread` is replaced in every Python process that has the
+variables of `environment`, by a function that gets EIO for files which were in the folder.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import struct
 import subprocess
 from typing import TYPE_CHECKING, Final
 
+from kit.fakes.disk import loading, succeeds
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -24,6 +27,25 @@ _SHUTDOWN: Final = 0x8004587D
 
 _WITHOUT_FLUSH: Final = 2
 _IMAGE_BYTES: Final = 32 * 1024 * 1024
+_UNREADABLE: Final = '''
+"""Loaded by every Python process at its start: open files of a folder fail with it."""
+
+import errno
+import os
+import pathlib
+
+_away = pathlib.Path({away!r})
+_pread = os.pread
+
+
+def pread(descriptor, *rest):
+    if _away in pathlib.Path(os.readlink(f"/proc/self/fd/{{descriptor}}")).parents:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    return _pread(descriptor, *rest)
+
+
+os.pread = pread
+'''
 
 
 class FailingDisk:
@@ -32,6 +54,7 @@ class FailingDisk:
     Attributes:
         folder: The folder.
         is_mounted: Whether the disk is a file system of its own.
+        environment: Variables for the processes that use it.
     """
 
     def __init__(self, parent: Path, name: str) -> None:
@@ -40,6 +63,9 @@ class FailingDisk:
         self.folder = self._root / name
         self._away = parent / f"{name}-away"
         self.is_mounted = self._make() and self._mount()
+        self.environment: dict[str, str] = {}
+        if not self.is_mounted:
+            self.environment = loading(parent, _UNREADABLE.format(away=str(self._away)))
         self.folder.mkdir()
 
     def _make(self) -> bool:
@@ -47,10 +73,10 @@ class FailingDisk:
             return False
         with self._image.open("wb") as image:
             image.truncate(_IMAGE_BYTES)
-        return _succeeds("mkfs.ext4", "-q", "-F", str(self._image))
+        return succeeds("mkfs.ext4", "-q", "-F", str(self._image))
 
     def _mount(self) -> bool:
-        return _succeeds("mount", "-o", "loop", str(self._image), str(self._root))
+        return succeeds("mount", "-o", "loop", str(self._image), str(self._root))
 
     def fail(self) -> None:
         """Let every later call fail."""
@@ -78,12 +104,6 @@ class FailingDisk:
         """Unmount it."""
         if self.is_mounted:
             subprocess.run(["umount", "-l", str(self._root)], check=True)
-
-
-def _succeeds(*command: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    return False
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, Self
 from kit.servers.machine import HOST, Process, free_ports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kit.servers.s3 import LogBucket
 
 _SCRIPT: Final = Path(__file__).parent / "run_broker.py"
@@ -30,6 +32,7 @@ class EmbeddedBroker:
         protocols: Security protocols; a listener for each, in place of the plain one.
         bucket: Its log dir, if that is in a bucket. `kill` removes then all that it has on this
             machine.
+        environment: Variables beside those of this process.
         options: Fields of `BrokerOptions`, except its address and its log directory.
 
     Attributes:
@@ -42,6 +45,7 @@ class EmbeddedBroker:
         *,
         protocols: tuple[str, ...] = (),
         bucket: LogBucket | None = None,
+        environment: Mapping[str, str] | None = None,
         **options: object,
     ) -> None:
         self.folder = folder
@@ -51,6 +55,7 @@ class EmbeddedBroker:
             self._work_dir = self.log_dir
             self.log_dir /= "logmirror-work"
             options = {"commit_interval_ms": _INTERVAL_MS, **options, "bucket": bucket.url}
+        self._environment = dict(environment or {}) | (bucket.environment if bucket else {})
         self.log = folder / "broker.log"
         self._ports = dict(
             zip(protocols or ("PLAINTEXT",), free_ports(len(protocols) or 1), strict=True)
@@ -98,7 +103,7 @@ class EmbeddedBroker:
         }
         # -P: the script's folder has a `kafka.py`, which would hide kafka-python.
         command = [sys.executable, "-P", str(_SCRIPT), json.dumps(options)]
-        environment = None if self.bucket is None else {**os.environ, **self.bucket.environment}
+        environment = {**os.environ, **self._environment}
         self._process = Process(command, log=self.log, environment=environment)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._ready.exists():
