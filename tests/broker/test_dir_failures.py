@@ -143,7 +143,7 @@ def test_the_broker_stops_without_a_vital_directory_or_without_any(dirs):
     a, b = dirs.on_disk
     _, failures = found(dirs, BadDisk(a, code=errno.EIO), a / "t" / "0")
     assert isinstance(failures.fatal.result(), LogDirError)
-    assert "that has its database" in str(failures.fatal.result())
+    assert "with its database or durable ends" in str(failures.fatal.result())
 
     dirs.offline[b] = dirs.offline.pop(a)
     assert end_of_broker(dirs, [a]) is None
@@ -166,7 +166,7 @@ def test_an_error_of_the_database_stops_the_broker(dirs):
         store.close()
         return end
 
-    assert "that has its database" in str(asyncio.run(run()))
+    assert "with its database or durable ends" in str(asyncio.run(run()))
 
 
 def test_a_stop_that_hangs_ends_with_the_exit_code_of_a_failed_directory():

@@ -322,4 +322,4 @@ def test_the_broker_stops_if_the_directory_of_its_database_fails(tmp_path):
         assert broker.popen.returncode == 75, shown
         assert "see docs/errors.md#logdirerror" in shown
         assert str(disk.folder) in shown
-        assert "the log directory that has its database failed" in shown
+        assert "a log directory with its database or durable ends failed" in shown

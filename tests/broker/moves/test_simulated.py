@@ -7,6 +7,7 @@ Method: `placed_logs`. Planted faults show that it finds what it is for.
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import Residence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [
@@ -30,6 +32,13 @@ pytestmark = [
 ]
 SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect what was abandoned in this test, not in a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.mark.thinned

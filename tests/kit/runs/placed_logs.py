@@ -426,6 +426,16 @@ class World:
         left.rename(root)
 
 
+async def _abandon(life: Life) -> None:
+    """Cancel everything that is in progress."""
+    if hasattr(life, "topics") and life.topics.moves is not None:
+        life.topics.moves.is_stopping = True  # so that no step is begun, and cancelled before
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for one in asyncio.all_tasks() - {asyncio.current_task()}:
+        one.cancel()
+
+
 def _run(life: Life, work: Callable[[], Any]) -> bool:
     """Run until the end, or until the power is lost; returns whether that happened."""
 
@@ -442,8 +452,7 @@ def _run(life: Life, work: Callable[[], Any]) -> bool:
             await asyncio.wait([task], timeout=0.001)
             if time.monotonic() > deadline_s:
                 raise AssertionError([str(one) for one in asyncio.all_tasks()])
-        for one in asyncio.all_tasks() - {asyncio.current_task()}:
-            one.cancel()
+        await _abandon(life)
         try:
             await task
         except BaseException:

@@ -86,7 +86,7 @@ def end_of_broker(dirs: LogDirs, vital: Collection[Path]) -> LogDirError | None:
     """
     names = [dirs.name_of(path) for path in dirs.offline]
     if any(path in dirs.offline for path in vital):
-        reason = "the broker has stopped: the log directory that has its database failed"
+        reason = "the broker has stopped: a log directory with its database or durable ends failed"
     elif len(names) == len(dirs.on_disk):
         reason = "the broker has stopped: all its log directories on disks failed"
     else:

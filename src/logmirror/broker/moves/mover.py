@@ -239,7 +239,7 @@ class Moves:
         self.is_stopping = True
         self._stopping.set()
         self._waiting.clear()
-        for move in self._moves.values():
+        for move in self._moves.values():  # a step in progress must not swap: nothing follows
             self._detach(move, MoveState.COPYING if move.is_active else move.state)
         while left := {*self._steps.values(), *self._background}:
             await asyncio.wait(left)
