@@ -12,9 +12,12 @@ RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 # More processes than two cores, because tests wait for servers. Longest groups first.
 SPREAD := -n 7 --dist loadgroup --no-loadscope-reorder
 
-# The files of tests take gigabytes. They are deleted if all tests pass, and kept if one fails.
+# The files of tests take gigabytes. They are deleted if all tests pass, and kept if one fails. The
+# failed tests are named once more at the end: the last lines of a long log are what people read.
 IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \
-  || { echo "files of the failed tests, delete them afterwards: $$folder" >&2; false; }
+  || { echo "files of the failed tests, delete them afterwards: $$folder" >&2; \
+  echo "failed, in this run and not mended since:" >&2; \
+  grep -o '"tests/.*"' .pytest_cache/v/cache/lastfailed >&2; false; }
 
 # Which tests run; tests/kit/tiers.py says which belong to what. Test modules are compiled first, by
 # two processes: each of those that run tests would compile all of them.

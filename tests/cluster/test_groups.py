@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer
 
+from kit.servers.apache import VERSIONS
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from logmirror.clock import SYSTEM_CLOCK
@@ -34,7 +35,13 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBro
         yield broker
 
 
-@pytest.fixture(params=["3.9.2", "4.3.1", "embedded"])
+_RELEASES = [
+    pytest.param(version, marks=pytest.mark.xdist_group("kafka_" + version.replace(".", "")))
+    for version in VERSIONS
+]
+
+
+@pytest.fixture(params=[*_RELEASES, "embedded"])
 def bootstrap(request: pytest.FixtureRequest) -> str:
     names = {"3.9.2": "kafka_392", "4.3.1": "kafka_431", "embedded": "own_broker"}
     address: str = request.getfixturevalue(names[request.param]).bootstrap

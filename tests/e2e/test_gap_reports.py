@@ -74,7 +74,9 @@ def test_r10_and_r11_of_transactions_into_files_and_into_clusters(kafka_431, tmp
             "aborted": 3000,
         }, name
     assert len(gaps) == 2 * len(names)
-    mirrored = [r for r in caplog.records if r.name == "logmirror.mirror"]
+    logged = [r for r in caplog.records if r.name == "logmirror.mirror"]
+    # A busy machine may also wait for a while.
+    mirrored = [r for r in logged if not r.getMessage().startswith("waiting")]
     assert len([r for r in mirrored if r.getMessage() != "heartbeat"]) <= 20
     assert {r.getMessage().partition(":")[0] for r in mirrored} >= {
         "mirror starts", "flushed", "copied", "heartbeat"

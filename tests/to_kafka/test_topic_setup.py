@@ -26,12 +26,18 @@ def embedded(tmp_path_factory):
         yield broker
 
 
+def in_group_of(*names):
+    """Clusters, in the process that has those of Apache Kafka."""
+    brokers = sorted({*names} - {"embedded"})
+    return pytest.param(names, marks=pytest.mark.xdist_group("+".join(brokers)))
+
+
 @pytest.fixture(
     params=[
-        ("kafka_392", "kafka_431"),
-        ("kafka_431", "kafka_392"),
-        ("kafka_431", "embedded"),
-        ("embedded", "kafka_392"),
+        in_group_of("kafka_392", "kafka_431"),
+        in_group_of("kafka_431", "kafka_392"),
+        in_group_of("kafka_431", "embedded"),
+        in_group_of("embedded", "kafka_392"),
     ],
     ids="-to-".join,
 )
