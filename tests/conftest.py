@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.servers.apache import RELEASES, VERSIONS, ApacheTools
-from kit.servers.kafka import ApacheKafka
+from kit.servers.kafka import ApacheKafka, pause_all, resume_all
 from kit.servers.machine import remove_temporary_folder
 from kit.servers.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
 from kit.tiers import is_selected
@@ -89,6 +89,20 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Delete the leftovers of killed programs; fixtures have ended all of them."""
     remove_temporary_folder()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Pause shared brokers while this process runs tests that belong to no group."""
+    is_grouped = item.get_closest_marker("xdist_group") is not None
+    if is_grouped:
+        resume_all()
+    result = yield
+    if is_grouped and nextitem and nextitem.get_closest_marker("xdist_group") is None:
+        pause_all()
+    return result
 
 
 def _fixture_of(version: str) -> str:
