@@ -71,11 +71,16 @@ def pytest_collection_modifyitems(
     return result
 
 
+_NO_GROUP = 2
+
+
 def _place(item: pytest.Item) -> int:
     """Before all others: tests that start Spark, whole clusters, or many processes."""
     if {"e2e", "demo"}.intersection(item.path.parts) or item.path.name == "test_readme.py":
         return 0
-    return 1 if item.get_closest_marker("xdist_group") else 2
+    if item.get_closest_marker("xdist_group"):
+        return 1
+    return _NO_GROUP if item.get_closest_marker("timeout") else _NO_GROUP + 1  # long ones first
 
 
 @pytest.hookimpl(trylast=True)
@@ -95,12 +100,11 @@ def pytest_sessionfinish() -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Pause shared brokers while this process runs tests that belong to no group."""
-    is_grouped = item.get_closest_marker("xdist_group") is not None
-    if is_grouped:
+    """Pause the shared brokers before the tests of no group: none of those uses them."""
+    if _place(item) < _NO_GROUP:
         resume_all()
     result = yield
-    if is_grouped and nextitem and nextitem.get_closest_marker("xdist_group") is None:
+    if nextitem is not None and _place(item) < _NO_GROUP <= _place(nextitem):
         pause_all()
     return result
 
