@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import LogBucket
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.in_bucket]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.in_bucket]
 
 CLIENTS = ("producer", "admin", "consumer")
 """Of the worker, for the connector: they write records and keep its offsets at the target."""

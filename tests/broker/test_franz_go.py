@@ -15,7 +15,7 @@ from kit.judges.franz_go import run_service
 
 pytestmark = [
     pytest.mark.in_bucket,
-    pytest.mark.timeout(400),  # the first use on a machine builds the service
+    pytest.mark.timeout(600),  # the first use on a machine builds the service
 ]
 
 COUNT = 480

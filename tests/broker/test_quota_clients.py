@@ -41,7 +41,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker
     assert "internal error" not in broker.log.read_text()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_kafka_configs_sets_describes_and_removes_quotas(limited, apache_tools):
     def configs(*arguments: str, check: bool = True) -> str:
         at = ("--bootstrap-server", limited.bootstrap)
@@ -75,7 +75,7 @@ def test_kafka_configs_sets_describes_and_removes_quotas(limited, apache_tools):
         assert "byte_rate" not in configs("--describe", *entity)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_perf_producer_is_slowed_and_its_neighbour_is_not(limited, apache_tools, topic_name):
     create_topic(limited.bootstrap, topic_name, 1, {})
     with RawClient(limited.port) as admin:

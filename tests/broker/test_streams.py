@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import LogBucket
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.in_bucket]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.in_bucket]
 
 WORDS = 7
 ROUNDS = 120

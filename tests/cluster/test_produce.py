@@ -257,7 +257,10 @@ def test_a_broker_out_of_reach_is_tried_again_after_a_pause(pipeline, world, bro
 def test_a_broker_out_of_reach_is_not_waited_for_at_every_send(world, brokers):
     silent = socket.create_server(("127.0.0.1", 0), backlog=1)
     settings = quick(
-        brokers[1].address, reconnect_backoff_ms=60_000, reconnect_backoff_max_ms=60_000
+        brokers[1].address,
+        connect_timeout_ms=5_000,
+        reconnect_backoff_ms=60_000,
+        reconnect_backoff_max_ms=60_000,
     )
     with silent, ClusterClient(settings) as client, client.pipeline() as pipeline:
         brokers[2].close()
@@ -266,7 +269,7 @@ def test_a_broker_out_of_reach_is_not_waited_for_at_every_send(world, brokers):
         collect_all(pipeline)
         begun = time.monotonic()
         pipeline.send([(T1, batch()), (T0, batch())])
-        assert time.monotonic() - begun < 1, "connect_timeout_ms is 1000"
+        assert time.monotonic() - begun < 4, "connect_timeout_ms is 5000"
         assert set(kinds(collect_all(pipeline))) == {type(None), UnavailableError}
 
 

@@ -162,7 +162,7 @@ def test_a_request_that_is_half_sent_at_its_moment_is_cut_off_and_never_processe
         begun = time.monotonic()
         moment_ms = SYSTEM_CLOCK.monotonic_ms() + 300
         pipeline.send([(T0, large), (T1, batch(3))], not_after_ms=moment_ms)
-        assert 0.25 < time.monotonic() - begun < 2
+        assert 0.25 < time.monotonic() - begun < 15
         release.set()
         responses = collect_all(pipeline)
     of_t0 = [type(response.error) for response in responses if response.partition == T0]
@@ -237,7 +237,7 @@ def test_a_throttle_is_waited_out_before_the_next_send(client, pipeline, brokers
     brokers[1].throttle_ms = 0
     begun = time.monotonic()
     pipeline.send([(T0, batch())])
-    assert 0.3 < time.monotonic() - begun < 2
+    assert 0.3 < time.monotonic() - begun < 10
     assert kinds(collect_all(pipeline)) == [type(None)]
 
 

@@ -112,7 +112,7 @@ def test_a_broker_whose_authority_is_unknown_is_not_trusted(open_client, certifi
             open_client("SASLTLS", properties).topics()
         assert "not trusted" in caught.value.message
         assert "ssl.ca.location" in caught.value.hint
-        assert time.monotonic() - begun < 3, "trying again does not help"
+        assert time.monotonic() - begun < 10, "trying again does not help"
 
 
 def test_a_name_that_the_certificate_does_not_have_is_not_trusted(
@@ -153,7 +153,7 @@ def test_a_wrong_password_is_a_usage_error_that_does_not_repeat_it(open_client, 
     assert caught.value.facts["error"] == "SASL_AUTHENTICATION_FAILED"
     assert "open sesame" not in f"{caught.value!r} {caught.value} {caught.value.facts}"
     assert "sasl.password" in caught.value.hint
-    assert time.monotonic() - begun < 3, "trying again does not help"
+    assert time.monotonic() - begun < 10, "trying again does not help"
 
 
 def test_a_user_name_with_the_characters_of_the_mechanism_is_sent_as_it_is(open_client):

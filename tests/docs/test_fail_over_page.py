@@ -43,7 +43,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_groups_of_the_page_read_every_record_once(reader):
     (configuration,) = blocks(section("Try it"), "yaml")
     reader.write("mirror.yaml", configuration)
@@ -96,7 +96,7 @@ def on_kafka(kafka_392: ApacheKafka, kafka_431: ApacheKafka, tmp_path: Path) -> 
 
 
 @pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_group_fails_over_between_clusters_of_apache_kafka(on_kafka):
     text = section("On Apache Kafka")
     (configuration,) = blocks(text, "yaml")

@@ -59,7 +59,7 @@ def run_section(page: str, folder: Path, config: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
     done = run_section("mirror-a-cluster.md", tmp_path, "standby.yaml")
 
@@ -71,7 +71,7 @@ def test_mirror_a_cluster_works_by_copy_and_paste(tmp_path: Path) -> None:
 
 
 @pytest.mark.gate("a page by copy and paste; the README runs in `make test`")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_compacted_topics_works_by_copy_and_paste(tmp_path: Path) -> None:
     done = run_section("compacted-topics.md", tmp_path, "prices.yaml")
 

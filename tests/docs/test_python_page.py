@@ -65,7 +65,7 @@ def adding_records(bootstrap: str) -> Iterator[None]:
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_examples_of_the_page_run(tmp_path):
     configuration, _ = blocks(README, "yaml")
     broker = BrokerCommand(tmp_path / "broker")

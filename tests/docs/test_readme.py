@@ -57,7 +57,7 @@ def reader(tmp_path: Path, place: LogBucket) -> Iterator[Reader]:
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_page_do_what_it_says(reader: Reader) -> None:
     configuration, standby = blocks("yaml")
     (query,) = blocks("sql")

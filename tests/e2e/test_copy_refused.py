@@ -15,7 +15,7 @@ from logmirror import failpoints
 from logmirror.errors import PositionError, UsageError
 from logmirror.to_kafka.topic_setup import UnfitTopicError
 
-pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-copy"), pytest.mark.timeout(600)]
 
 FOREIGN = Message(b"foreign", b"not of the source")
 

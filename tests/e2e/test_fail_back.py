@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("e2e-groups")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("e2e-groups")]
 NUMBERS = tuple(range(PARTITIONS))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("e2e-groups")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("e2e-groups")]
 
 SERVICES = {
     "librdkafka": Librdkafka,

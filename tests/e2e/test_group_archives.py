@@ -112,7 +112,7 @@ def fields(rows: list[Any]) -> list[Any]:
     return [row[1:] for row in rows]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_after_the_source_is_lost_a_group_reads_its_first_unread_record(
     target, topic_name, tmp_path
 ):

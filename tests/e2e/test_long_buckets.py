@@ -25,7 +25,7 @@ from logmirror.model import OffsetRange
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 COUNT = 1200
 MORE = 10

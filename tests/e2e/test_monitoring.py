@@ -25,7 +25,7 @@ from logmirror.config.environment import METRICS_PORT
 from logmirror.monitoring.derived_metrics import AGGREGATES, MIRROR_V3_CATALOGUE
 from logmirror.monitoring.metrics import CATALOGUE
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -23,7 +23,7 @@ from kit.runs.inline_run import InlineRun, config_text
 from kit.runs.watched import running
 from kit.servers.machine import free_ports
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 
 def some(count):

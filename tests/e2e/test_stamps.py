@@ -5,7 +5,7 @@ import pytest
 from kit.judges.clients import LOG_APPEND_TIME, Message, produce, rows_by_aiokafka
 from kit.runs.inline_run import config_text, mirror_to_cluster, run_now
 
-pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(600)]
 
 
 @pytest.mark.mirror_v3("E2E-11")

@@ -26,7 +26,7 @@ from kit.tiers import all_but
 from logmirror.engine import spark
 from logmirror.errors import UnavailableError
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 MOMENTS = (0.8, 1.5, 2.5, 4, 6, 8, 12)
 """Seconds after the start. Two of them are before Spark is up also on a fast machine."""

@@ -32,7 +32,7 @@ from logmirror.errors import UnavailableError
 from logmirror.model import OffsetRange
 from logmirror.stores.filesystem import FilesystemStore
 
-pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-writers"), pytest.mark.timeout(600)]
 
 PARTITIONS = 1000
 MIRRORS = 300

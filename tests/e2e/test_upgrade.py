@@ -31,7 +31,7 @@ from logmirror.testing import check_tiles, compare
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("e2e-s3"), pytest.mark.timeout(600)]
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "upgrade-from-mirror-v3.md").read_text()
 COMMANDS = re.findall(r"^logmirror (\S+) -c mirror\.yaml(.*)$", PAGE, re.MULTILINE)

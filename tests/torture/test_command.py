@@ -137,7 +137,7 @@ def test_real_processes_lose_nothing():
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_flow_with_new_offsets_takes_part_in_the_trials(tmp_path):
     config = write_config(
         tmp_path / "config.json",

@@ -162,7 +162,7 @@ def test_every_failpoint_that_a_trial_can_reach_is_in_a_run():
 
 
 @pytest.mark.jvm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_mirror_that_joins_two_histories_is_found(tmp_path, monkeypatch):
     """Its archive is continued without a comparison. The product's mirrors pass the same trial."""
     reported = []

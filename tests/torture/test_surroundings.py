@@ -130,7 +130,7 @@ def assert_all_is_known(source, feeder):
         assert len(set(numbers)) == len(numbers)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_the_producer_knows_which_records_are_committed_and_which_aborted(tmp_path):
     with Broker(tmp_path / "source", HOST) as source:
         with Feeder(source.address, "orders", 2, seed=3) as feeder:

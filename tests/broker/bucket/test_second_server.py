@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.gate("a second S3 server"),
     pytest.mark.xdist_group("second-s3"),
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 
 

@@ -27,7 +27,7 @@ _FIRST_SEED = {"merged without a commit": 340, "merged anywhere": 5_600}
 
 
 @pytest.mark.thinned
-@pytest.mark.timeout(sized(300, 300, 3_600))
+@pytest.mark.timeout(sized(600, 600, 3_600))
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
     crashed = fenced = acked = bundled = merged = compacted = 0

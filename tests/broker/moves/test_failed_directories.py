@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NONE, STORAGE, INVALID_TOPIC = 0, 56, 17
 OFFLINE = "log directory failed; its partitions are offline"
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Failing(NamedTuple):

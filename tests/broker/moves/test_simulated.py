@@ -44,7 +44,7 @@ def _collected() -> Iterator[None]:
 @pytest.mark.thinned
 @pytest.mark.move("E20", "E34", "E35", "E36", "E67", "E68", "E69", "E70", "E71", "E72")
 @pytest.mark.move("E73", "E74", "E75", "E76", "E98")
-@pytest.mark.timeout(sized(300, 900, 7_200))
+@pytest.mark.timeout(sized(600, 1_200, 7_200))
 def test_e98_no_seed_loses_anything(tmp_path):
     moved = lost = 0
     ways = set()

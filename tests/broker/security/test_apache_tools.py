@@ -45,7 +45,7 @@ def _values(settings: dict[str, Any], topic: str) -> list[bytes]:
     return [message.value() for message in found]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_tools_manage_users_and_acls(  # noqa: PLR0913, PLR0917  # what a whole cluster has
     secured, settings, certificates, apache_tools, tmp_path, topic_name
 ):

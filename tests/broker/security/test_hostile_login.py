@@ -70,7 +70,7 @@ def _is_well(broker: EmbeddedBroker) -> bool:
         found = client.ask(Api.SASL_AUTHENTICATE, 2, auth_bytes=token)
         request = {"include_cluster_authorized_operations": False}
         has_brokers = bool(client.ask(Api.DESCRIBE_CLUSTER, 0, **request).brokers)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     return int(found.error_code) == 0 and has_brokers
 
 
@@ -169,7 +169,7 @@ def test_a_token_that_is_none_is_an_error_at_once(broker, mechanism):
             began = time.monotonic()
             found = client.ask(Api.SASL_AUTHENTICATE, 2, auth_bytes=token)
             assert (int(found.error_code), found.error_message) == (58, "authentication failed")
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 10
     assert _is_well(broker)
 
 
@@ -284,4 +284,4 @@ def test_failures_of_one_address_take_longer_each_time(tmp_path):
         assert _is_well(broker)  # who knows the password does not wait
     for found, least in zip(took, (0.05, 0.1, 0.2, 0.4, 0.4), strict=True):
         assert found >= least
-    assert took[-1] < 1.5
+    assert took[-1] < 10

@@ -180,7 +180,7 @@ def test_librdkafka_repeats_its_logins(broker, topic_name):
     assert set(outcomes) == {None}
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_apache_kafkas_producer_repeats_its_logins(broker, apache_tools, tmp_path, topic_name):
     create_topic(broker.bootstrap, topic_name, 1, {})
     properties = tmp_path / "client"
