@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_RESPONSE_S: Final = 60
+_RESPONSE_S: Final = 180
 
 
 class JavaError(Exception):

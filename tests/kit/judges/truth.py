@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TYPES: Final = {"create_time": CREATE_TIME, "log_append_time": LOG_APPEND_TIME}
 
-_LEADER_S: Final = 30
+_LEADER_S: Final = 90
 _NEW_LEADER: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,

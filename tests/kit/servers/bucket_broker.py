@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kit.servers.s3 import S3Server
 
-_START_TIMEOUT_S: Final = 60
+_START_TIMEOUT_S: Final = 180
 
 
 class BucketBroker:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kit.servers.s3 import LogBucket
 
 _SCRIPT: Final = Path(__file__).parent / "run_broker.py"
-_START_TIMEOUT_S: Final = 60
+_START_TIMEOUT_S: Final = 180
 _INTERVAL_MS: Final = 5
 """Between the commits into a bucket."""
 

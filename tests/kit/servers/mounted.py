@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-_TIMEOUT_S: Final = 60
+_TIMEOUT_S: Final = 180
 
 
 class MountingBroker:

@@ -21,7 +21,7 @@ from kit.servers.machine import HOST, Process, cache_folder, free_ports
 if TYPE_CHECKING:
     from pathlib import Path
 
-_START_TIMEOUT_S: Final = 60
+_START_TIMEOUT_S: Final = 180
 
 
 def program(name: str) -> str:

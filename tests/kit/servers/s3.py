@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-_START_TIMEOUT_S: Final = 30
+_START_TIMEOUT_S: Final = 180
 LOG_DIR: Final = "kafka"
 """The prefix of a broker's log dir."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-_START_TIMEOUT_S: Final = 30
+_START_TIMEOUT_S: Final = 180
 
 
 class Link:
