@@ -17,7 +17,7 @@ SPREAD := -n 7 --dist loadgroup --no-loadscope-reorder
 IN_A_FOLDER := --basetemp "$$folder/t" && { chmod -R u+rwX "$$folder"; rm -rf "$$folder"; true; } \
   || { echo "files of the failed tests, delete them afterwards: $$folder" >&2; \
   echo "failed, in this run and not mended since:" >&2; \
-  grep -o '"tests/.*"' .pytest_cache/v/cache/lastfailed >&2; false; }
+  grep -so '"tests/.*"' .pytest_cache/v/cache/lastfailed >&2; false; }
 
 # Which tests run; tests/kit/tiers.py says which belong to what. Test modules are compiled first, by
 # two processes: each of those that run tests would compile all of them.

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.servers.apache import RELEASES, VERSIONS, ApacheTools
-from kit.servers.kafka import ApacheKafka, pause_all, resume_all
+from kit.servers.kafka import ApacheKafka
 from kit.servers.machine import remove_temporary_folder
 from kit.servers.security import PASSWORD, USER, Certificates, make_certificates, secure_listeners
+from kit.servers.shared import SharedKafka
 from kit.tiers import is_selected
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SHARED_BROKERS = frozenset({"kafka_392", "kafka_431", "secure_kafka"})
+_SHARING = _SHARED_BROKERS | {"apache_kafka", "own_kafka", "source"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,16 +73,13 @@ def pytest_collection_modifyitems(
     return result
 
 
-_NO_GROUP = 2
-
-
 def _place(item: pytest.Item) -> int:
     """Before all others: tests that start Spark, whole clusters, or many processes."""
     if {"e2e", "demo"}.intersection(item.path.parts) or item.path.name == "test_readme.py":
         return 0
     if item.get_closest_marker("xdist_group"):
         return 1
-    return _NO_GROUP if item.get_closest_marker("timeout") else _NO_GROUP + 1  # long ones first
+    return 2 if item.get_closest_marker("timeout") else 3  # long ones first
 
 
 @pytest.hookimpl(trylast=True)
@@ -100,13 +99,20 @@ def pytest_sessionfinish() -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Pause the shared brokers before the tests of no group: none of those uses them."""
-    if _place(item) < _NO_GROUP:
-        resume_all()
+    """Pause the shared brokers after each group of tests, until the next one that uses them."""
+    if _SHARING.intersection(getattr(item, "fixturenames", ())):
+        for broker in SharedKafka.all:
+            broker.wake()
     result = yield
-    if nextitem is not None and _place(item) < _NO_GROUP <= _place(nextitem):
-        pause_all()
+    if nextitem is not None and _group(nextitem) != _group(item):
+        for broker in SharedKafka.all:
+            broker.sleep()
     return result
+
+
+def _group(item: pytest.Item) -> object:
+    mark = item.get_closest_marker("xdist_group")
+    return mark and mark.args
 
 
 def _fixture_of(version: str) -> str:
@@ -124,7 +130,7 @@ settings.load_profile(os.environ.get("LOGMIRROR_HYPOTHESIS", "push"))
 
 
 def _broker(version: str, factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
-    broker = ApacheKafka(version, factory.mktemp(f"kafka-{version}"))
+    broker = SharedKafka(version, factory.mktemp(f"kafka-{version}"))
     try:
         yield broker.start()
     finally:
@@ -162,7 +168,7 @@ def secure_kafka(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 ) -> Iterator[ApacheKafka]:
     """A running broker with the TLS and SASL listeners of `kit.servers.security`."""
-    broker = ApacheKafka(
+    broker = SharedKafka(
         "4.3.1",
         tmp_path_factory.mktemp("kafka-secure"),
         listeners=secure_listeners(certificates),

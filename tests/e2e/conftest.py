@@ -14,6 +14,7 @@ import pytest
 from kit.runs.commands import BrokerCommand
 from kit.servers.apache import VERSIONS
 from kit.servers.kafka import ApacheKafka
+from kit.servers.shared import SharedKafka
 from kit.tiers import NIGHTLY
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def cli_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerComma
 @pytest.fixture(scope="session")
 def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheKafka]:
     """A broker of the newest Apache Kafka beside `kafka_431`, for another process's tests."""
-    broker = ApacheKafka(VERSIONS[-1], tmp_path_factory.mktemp("own-kafka"))
+    broker = SharedKafka(VERSIONS[-1], tmp_path_factory.mktemp("own-kafka"))
     try:
         yield broker.start()
     finally:

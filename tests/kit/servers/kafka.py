@@ -15,7 +15,6 @@ import socket
 import struct
 import tempfile
 import time
-import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -55,8 +54,6 @@ _CONFIG: Final = {
     "metadata.max.idle.interval.ms": 0,  # a record each half second costs as much as all else
     "log.cleaner.dedupe.buffer.size": 16 << 20,
 }
-_BROKERS: Final[weakref.WeakSet[ApacheKafka]] = weakref.WeakSet()
-_PAUSED: Final[weakref.WeakSet[ApacheKafka]] = weakref.WeakSet()
 _CONFIG_4: Final = {
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
@@ -118,7 +115,6 @@ class ApacheKafka:
         self._process: Process | None = None
         self._formatted = False
         self._was_ready = False
-        _BROKERS.add(self)
 
     @property
     def bootstrap(self) -> str:
@@ -176,11 +172,6 @@ class ApacheKafka:
         """Stop it, or kill it, and start it again."""
         self._end(kill=kill)
         self.start()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it was started, and not ended."""
-        return self._process is not None
 
     def pause(self) -> None:
         """Pause its threads (SIGSTOP): connections stay open without responses."""
@@ -281,22 +272,6 @@ class ApacheKafka:
         if self._process is not None:
             self._process.end(kill=kill)
             self._process = None
-
-
-def pause_all() -> None:
-    """Pause all brokers of this process: one that no test uses takes 3 % of a core, or more."""
-    for broker in _BROKERS:
-        if broker.is_running and broker not in _PAUSED:
-            broker.pause()
-            _PAUSED.add(broker)
-
-
-def resume_all() -> None:
-    """Resume them."""
-    for broker in _PAUSED:
-        if broker.is_running:
-            broker.resume()
-    _PAUSED.clear()
 
 
 def _archive_classes(version: str, path: Path) -> None:
