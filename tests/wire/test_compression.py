@@ -146,16 +146,16 @@ def test_the_cost_of_data_of_tiny_parts_grows_with_their_number(codec, head, par
 
     def cpu_s(count):
         data = head + part * count
-        began = time.process_time()
+        began = time.thread_time()
         with contextlib.suppress(CorruptionError):
             assert len(decompress(codec, data, max_bytes=MIB)) < MIB
-        return time.process_time() - began
+        return time.thread_time() - began
 
     most = MIB // len(part)
     cpu_s(10)  # compiles
-    taken = [(cpu_s(most // 8), cpu_s(most)) for _ in range(3)]
+    taken = [(cpu_s(most // 8), cpu_s(most)) for _ in range(8)]
 
-    assert min(many for _, many in taken) < 24 * min(few for few, _ in taken)
+    assert min(many for _, many in taken) < 32 * min(few for few, _ in taken)
 
 
 def test_two_gzip_members_cut_anywhere_are_refused_but_between_them():

@@ -17,7 +17,7 @@ _NEVER_MS = 24 * 3600 * 1000
 
 
 class SharedKafka(ApacheKafka):
-    """A broker that no test ends. Whoever needs its address or its PID resumes it."""
+    """A broker that no test ends. A test that needs its address or its PID resumes it."""
 
     all: ClassVar[weakref.WeakSet[SharedKafka]] = weakref.WeakSet()
     """Those of this process."""
