@@ -52,7 +52,9 @@ class JavaProgram:
         assert self._process.stdout is not None
         self._process.stdin.write("\t".join(fields).encode() + b"\n")
         self._process.stdin.flush()
-        is_ready, _, _ = select.select([self._process.stdout], [], [], _RESPONSE_S)
+        poll = select.poll()  # `select` knows no descriptor from 1024 on
+        poll.register(self._process.stdout, select.POLLIN)
+        is_ready = poll.poll(_RESPONSE_S * 1000)
         line = self._process.stdout.readline() if is_ready else b""
         if not line:
             self._errors.seek(0)
