@@ -251,7 +251,7 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
             found = await asyncio.wait_for(
                 _ask(broker, caller, _fetch_frame(offsets, max_wait_ms=300)), 5
             )
-            assert time.monotonic() - began < 4.5
+            assert time.monotonic() - began < 2
             moved = {n: _next_offset(bytes(p.records)) for n, p in found.items() if p.records}
             assert moved, "a Fetch made no progress"
             offsets |= moved

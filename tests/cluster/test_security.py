@@ -109,7 +109,7 @@ def test_a_broker_whose_authority_is_unknown_is_not_trusted(open_client, certifi
         properties = {"security.protocol": "SASL_SSL", **credentials("PLAIN"), **ca}
         begun = time.monotonic()
         with pytest.raises(UsageError) as caught:
-            open_client("SASLTLS", properties).topics()
+            open_client("SASLTLS", properties, retry_budget_ms=60_000).topics()
         assert "not trusted" in caught.value.message
         assert "ssl.ca.location" in caught.value.hint
         assert time.monotonic() - begun < 10, "trying again does not help"
@@ -146,7 +146,8 @@ def test_verification_can_be_switched_off(open_client):
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_a_wrong_password_is_a_usage_error_that_does_not_repeat_it(open_client, mechanism):
     wrong = {**credentials(mechanism), "sasl.password": "open sesame"}
-    client = open_client("SASL", {"security.protocol": "SASL_PLAINTEXT", **wrong})
+    properties = {"security.protocol": "SASL_PLAINTEXT", **wrong}
+    client = open_client("SASL", properties, retry_budget_ms=60_000)
     begun = time.monotonic()
     with pytest.raises(UsageError) as caught:
         client.topics()

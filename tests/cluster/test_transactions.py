@@ -365,7 +365,7 @@ def test_a_busy_coordinator_is_asked_again_soon(scripted, brokers):
     brokers[1].codes[ADD_PARTITIONS].extend([51] * 6)
     begun = time.monotonic()
     scripted.add_partitions([T0, T1])
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 1.5
     assert len(brokers[1].asked(ADD_PARTITIONS)) == 7
     brokers[1].codes[END_TXN].append(51)
     scripted.end(commit=True)

@@ -192,7 +192,7 @@ def test_an_unfinished_request_is_closed_at_its_deadline(port):
     with socket.create_connection((HOST, port)) as slow:
         slow.settimeout(0.02)  # a byte at a time, so that no single wait is long
         wait_until(lambda: is_cut(slow), what=lambda: "the end of the connection", timeout_s=30)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 9  # DEADLINE_MS is 10 s
     assert ask(port, "/livez")[0] == 200
 
 
@@ -362,7 +362,7 @@ def test_the_endpoint_ends_while_connections_are_open(recorder, health):
     with serve(free_ports(1)[0], recorder, health) as port:
         silent = socket.create_connection((HOST, port), timeout=10)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 9  # DEADLINE_MS is 10 s
     with silent, contextlib.suppress(ConnectionResetError):
         assert silent.recv(1) == b""
 

@@ -101,7 +101,7 @@ def test_e99_a_move_is_measured_from_its_beginning_to_its_swap(watched):
     last = seen[-1]
     assert last.items() >= {"s_failed": 0, "_bytes_left": 0, "_swap_seconds_count": 2}.items()
     assert last["_bytes_copied_total"] == size
-    assert 0 < last["_swap_seconds_sum"] < 10
+    assert 0 < last["_swap_seconds_sum"] < 1
     wait_until(lambda: shown(port)["s_in_progress"] == 0, what=lambda: "the end")
     wait_until(lambda: status_of(port)["moves"] == [], what=lambda: str(status_of(port)))
 

@@ -13,17 +13,17 @@ from kit.servers.kafka import ApacheKafka
 if TYPE_CHECKING:
     from pathlib import Path
 
-_NEVER_MS = 24 * 3600 * 1000
+_A_DAY_MS = 24 * 3600 * 1000
 
 
 class SharedKafka(ApacheKafka):
-    """A broker that no test ends. A test that needs its address or its PID resumes it."""
+    """A broker that no test ends. It is resumed when its address or its PID is read."""
 
     all: ClassVar[weakref.WeakSet[SharedKafka]] = weakref.WeakSet()
     """Those of this process."""
 
     def __init__(self, version: str, folder: Path, **more: Any) -> None:
-        config = {"broker.session.timeout.ms": _NEVER_MS}  # else a pause is taken for a failure
+        config = {"broker.session.timeout.ms": _A_DAY_MS}  # else a pause is taken for a failure
         super().__init__(version, folder, config=config, **more)
         self._is_asleep = False
         self.all.add(self)
