@@ -125,6 +125,7 @@ def test_ten_thousand_segments_are_opened_by_their_names(tmp_path):
     for first in range(SEGMENTS):
         store.objects[object_name(FOLDER, first, first + 1)] = body
     asked: list[tuple[str, str]] = []
+
     async def open_all() -> PartitionLog:
         machine = Machine(store, tmp_path / "one", row())
         machine.close()
