@@ -357,7 +357,7 @@ def test_a_segment_with_offset_gaps_does_not_go_to_a_bucket(tmp_path):
     with pytest.raises(UsageError, match="offset gaps"):
         upload(first, 6)
     found = upload(first, 5)  # not known after a power loss: it is read
-    assert found.step(len(first), 1) == len(first)
+    assert found.append(len(first), 1) == len(first)
 
 
 @pytest.mark.slow

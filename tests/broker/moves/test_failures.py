@@ -24,7 +24,7 @@ from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import MoveState
 from logmirror.broker.place_rows import MoveRow
-from logmirror.errors import UnavailableError
+from logmirror.errors import CorruptionError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ async def until_failed(life: Life) -> None:
 @pytest.mark.move("E7", "E47", "E48", "E93")
 @pytest.mark.parametrize(
     ("owner", "method"),
-    [(SegmentCopy, "step"), (SegmentCopy, "finish"), (SegmentCopy, "sync"), (Shadow, "append")],
+    [(SegmentCopy, "append"), (SegmentCopy, "finish"), (SegmentCopy, "sync"), (Shadow, "append")],
 )
 def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
     tmp_path, monkeypatch, owner, method
@@ -96,6 +96,50 @@ def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
     check(life)
     assert life.acked == 2 * life.appended
     assert [path.name for path in (tmp_path / "dirs").glob("*/t/*")] == ["0"]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_for_it(
+    tmp_path, monkeypatch, is_damaged
+):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+    is_held, finish, append = [True], SegmentCopy.finish, SegmentCopy.append
+
+    def late(copy: SegmentCopy) -> None:
+        for _ in range(3_000):  # steps of an executor, see `Stepped`
+            if is_held[0]:
+                life.disk.sync(copy.file)
+        finish(copy)
+
+    def damaged(copy: SegmentCopy, *limits: int) -> int:
+        if is_damaged and copy.segment is not life.log.segments[0]:
+            raise CorruptionError("damaged")
+        return append(copy, *limits)
+
+    monkeypatch.setattr(SegmentCopy, "finish", late)
+    monkeypatch.setattr(SegmentCopy, "append", damaged)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(30)
+        await life.move("b")
+        [move] = life.moves.all
+        first, second = life.log.segments[:2]
+        if is_damaged:
+            await until_failed(life)
+        else:
+            await until(lambda: move.copied_bytes == first.size_bytes + second.size_bytes)
+        assert move.finishing is first
+        await life.move("a")
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert move.future.exists()
+        is_held[0] = False
+        await until(lambda: not move.future.exists())
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
 
 
 def survivors(life: Life, target: Path) -> None:

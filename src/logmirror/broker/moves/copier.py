@@ -1,4 +1,7 @@
-"""Copies a partition a step at a time, until only its last bytes are left."""
+"""Copies a partition a step at a time, until only its last bytes are left.
+
+What a step has copied of a sealed segment becomes durable beside the next step.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from concurrent.futures import Executor
 
     from logmirror.broker.log.group_commit import GroupCommit
@@ -66,7 +69,7 @@ class Copier:
         if not move.is_prepared:
             await self.in_thread(route.prepare, move)
             move.is_prepared = True
-        if await self._copied_segment(move):
+        if await self._copied_segment(move) or await self._durable(move):
             return False
         tail = log.open_segment
         if self._is_tail_due(move, tail):
@@ -82,6 +85,7 @@ class Copier:
                 return False  # it was sealed meanwhile, and has another name
             if end - copy.position > _LAST_BYTES:
                 await self._advance(move, copy, end)
+                await self.in_thread(copy.sync)
                 return False
         return await route.quiet(move) and log.open_segment is tail
 
@@ -89,7 +93,8 @@ class Copier:
         """Copy some of a segment that is full; False: all are copied."""
         log = move.log
         for segment in log.segments:
-            if segment.is_sealed and segment not in move.copied:
+            is_left = segment not in move.copied and segment is not move.finishing
+            if segment.is_sealed and is_left:
                 await self._copy_sealed(move, segment)
                 return True
         for segment in log.segments:
@@ -111,23 +116,52 @@ class Copier:
             name = sealed_name(segment.first, segment.next_offset)
             if move.copy is None and name in move.names:  # from before a restart
                 if await self.in_thread(self._routes.of(move).is_copied, move, segment):
-                    self._is_copied(move, segment)
+                    self._copied(move, segment)
                     return
                 move.names.discard(name)
             copy = await self._copy_of(move, segment)
             await self._advance(move, copy, segment.size_bytes)
-            if copy.position == segment.size_bytes:
-                await self.in_thread(copy.finish)
-                self._is_copied(move, segment)
         except (OSError, CorruptionError):
             if segment in move.log.segments:
                 raise
             move.copy = None  # it was deleted, or compacted, meanwhile
+            return
+        await self._durable(move)
+        if move.copy is copy:
+            self._begin_durable(move, copy)
+
+    def _begin_durable(self, move: Move, copy: Copy) -> None:
+        """Make what is copied of a sealed segment durable, beside the next step."""
+        if copy.position < copy.segment.size_bytes:
+            work = self.in_thread(copy.sync)
+        else:
+            move.copy, move.finishing = None, copy.segment
+            work = self._finish(move, copy)
+        move.behind = asyncio.ensure_future(_named(work, copy))
+        move.behind.add_done_callback(_noted)
+
+    async def _finish(self, move: Move, copy: Copy) -> None:
+        try:
+            await self.in_thread(copy.finish)
+            self._copied(move, copy.segment)
+        finally:
+            move.finishing = None
 
     @staticmethod
-    def _is_copied(move: Move, segment: Segment) -> None:
+    async def _durable(move: Move) -> bool:
+        """Wait until what was copied is durable; whether it was not yet.
+
+        Raises:
+            LogmirrorError, OSError: It cannot be made durable.
+        """
+        behind, move.behind = move.behind, None
+        if behind is not None:
+            await behind
+        return behind is not None
+
+    @staticmethod
+    def _copied(move: Move, segment: Segment) -> None:
         failpoints.reach("move.copied")
-        move.copy = None
         move.copied.add(segment)
         move.next_offset = max(move.next_offset, segment.next_offset)
 
@@ -138,7 +172,7 @@ class Copier:
         return move.copy
 
     async def _advance(self, move: Move, copy: Copy, end: int) -> None:
-        count = await self.in_thread(copy.step, end, self._throttle.limit(_STEP_BYTES))
+        count = await self.in_thread(copy.append, end, self._throttle.limit(_STEP_BYTES))
         self._throttle.count(count)
         self._counts.copied_bytes += count
         move.position = copy.position
@@ -152,3 +186,18 @@ class Copier:
 def last_copy(move: Move) -> SegmentCopy | None:
     """Return the copy of the open segment, when only the last bytes are left."""
     return move.copy if isinstance(move.copy, SegmentCopy) else None
+
+
+async def _named(work: Awaitable[None], copy: Copy) -> None:
+    """Do some work, and name the file in its errors."""
+    try:
+        await work
+    except OSError as error:
+        error.filename = error.filename or str(copy.path)
+        raise
+
+
+def _noted(work: asyncio.Future[None]) -> None:
+    """Mark an error as seen, which no step waits for if the move has ended."""
+    if not work.cancelled():
+        work.exception()

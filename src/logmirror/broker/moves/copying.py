@@ -77,11 +77,8 @@ class SegmentCopy:
         self.file = disk.create(self.path)
         self._digest = xxhash.xxh3_128()
 
-    def step(self, end: int, limit_bytes: int) -> int:
+    def append(self, end: int, limit_bytes: int) -> int:
         """Copy batches up to a position, about as many bytes as the limit; returns how many.
-
-        They are made durable at once: producers, whose records are flushed to the same disk, wait
-        for a step at most, not for a whole segment.
 
         Args:
             end: At most the segment's size when this was called, and where a batch ends.
@@ -91,19 +88,16 @@ class SegmentCopy:
             CorruptionError: A batch is damaged.
             OSError: A file could not be read or written.
         """
-        count = self.append(end, limit_bytes)
-        self.sync()
-        return count
-
-    def append(self, end: int, limit_bytes: int) -> int:
-        """Copy batches as `step` does, and make nothing durable."""
         begin = self.position
         seen = _Copying(self._disk, self.file, self._digest)
         self.position, self.next_offset = verified(self, end, limit_bytes, seen)
         return self.position - begin
 
     def sync(self) -> None:
-        """Make the copy durable.
+        """Make what is copied durable. Safe beside `append`.
+
+        Called after each step: producers, whose records are flushed to the same disk, wait for a
+        step or two, not for a whole segment.
 
         Raises:
             OSError: That failed.
@@ -137,7 +131,7 @@ def verified(copy: Copying, end: int, limit_bytes: int, seen: Seen) -> tuple[int
 
     Args:
         copy: What is copied so far.
-        end: As in `SegmentCopy.step`.
+        end: As in `SegmentCopy.append`.
         limit_bytes: The same.
         seen: Gets the bytes.
 

@@ -111,6 +111,12 @@ class Move:
     copy: Copy | None = None
     """Of the segment that is being copied, or followed."""
 
+    behind: asyncio.Future[None] | None = None
+    """Makes what was copied durable, beside the next step."""
+
+    finishing: Segment | None = None
+    """The segment that it completes."""
+
     position: int = 0
     """How much of it is copied, as of `next_offset`; its own changes during a step."""
 
@@ -148,7 +154,7 @@ class Move:
     @property
     def copied_bytes(self) -> int:
         """The size of what the copy has of the log. Safe from any thread."""
-        log, copied, copy = self.log, self.copied, self.copy
+        log, copied, copy = self.log, {*self.copied, self.finishing}, self.copy
         if self.state is MoveState.FAILED:
             return self.failed_bytes
         if self.state is MoveState.FOLLOWING:

@@ -241,8 +241,13 @@ class Moves:
         self._waiting.clear()
         for move in self._moves.values():  # a step in progress must not swap: nothing follows
             self._detach(move, MoveState.COPYING if move.is_active else move.state)
-        while left := {*self._steps.values(), *self._background}:
+        while left := {*self._steps.values(), *self._background, *self._behind()}:
             await asyncio.wait(left)
+
+    def _behind(self) -> list[asyncio.Future[None]]:
+        """What makes copies durable."""
+        found = (move.behind for move in self._moves.values())
+        return [behind for behind in found if behind is not None and not behind.done()]
 
     # Copying
 
@@ -425,6 +430,8 @@ class Moves:
         """Wait until nothing works on a move."""
         while (step := self._steps.get(move)) is not None:
             await asyncio.wait([step])
+        if move.behind is not None:
+            await asyncio.wait([move.behind])
         if move.cleaning is not None:
             await asyncio.wait([move.cleaning])
 

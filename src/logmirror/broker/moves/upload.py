@@ -74,7 +74,7 @@ class SegmentUpload:
         self.position, self.next_offset = 0, segment.first
         self._staged = store.stage(f"segment-{segment.first}")
 
-    def step(self, end: int, limit_bytes: int) -> int:
+    def append(self, end: int, limit_bytes: int) -> int:
         """Stage batches, about as many bytes as the limit; returns how many. See `SegmentCopy`.
 
         Raises:
@@ -85,6 +85,9 @@ class SegmentUpload:
         seen = _Staging(self._staged)
         self.position, self.next_offset = verified(self, end, limit_bytes, seen)
         return self.position - begin
+
+    def sync(self) -> None:
+        """Nothing of it is durable before `finish`."""
 
     def finish(self) -> None:
         """Create the object, and its index.
