@@ -4,7 +4,10 @@
 
 One partition with segments of 16 MiB, 1 KiB records. In each round both brokers move it from one
 directory to another: alone, beside a producer of 1,000 records per second (acks=all, idempotent),
-and behind a limit, while its records are deleted. All directories are on one disk.
+and behind a limit, while its records are deleted. All directories are on one disk. Before each
+move, a file of the same size is written, flushed and removed, twice: nobody has to write what
+another one has left in the page cache, and the next files get its blocks. On a virtual disk, blocks
+that were not written for a while may take a third of the rate of others.
 
     mb_s        of the move, from the request until the broker shows the partition in the new place
     before      latencies of the producer in the 5 s before, ms
@@ -13,6 +16,7 @@ and behind a limit, while its records are deleted. All directories are on one di
     delete_ms   DeleteRecords during a limited move; error: its code, -1 without a response in 20 s
     resume_s    from the start after a kill -9 halfway until the move is complete
     limited     bytes per second of a move with a limit, part of the limit
+    disk_mb_s   of the second of these files, in steps of 4 MiB, each flushed: the disk alone
 
 Then a broker of logmirror moves such a partition into a bucket and back, beside the producer:
 Versity's S3 gateway on the same machine, the broker's defaults.
@@ -28,6 +32,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import random
 import statistics
 import sys
@@ -65,6 +70,7 @@ TOPIC = "t"
 SWAP_SUM = "logmirror_broker_move_swap_seconds_sum "
 RATE = 1_000
 LIMIT = 20_000_000
+STEP_BYTES = 4 * 1024 * 1024
 MOVE_RATE = "replica.alter.log.dirs.io.max.bytes.per.second"
 SEGMENT_BYTES = 16 * 1024 * 1024
 DEADLINE_S = 300
@@ -202,10 +208,12 @@ class Load:
 
 
 def measured(one: Contestant) -> dict[str, Any]:
+    disk_mb_s = disk_rate(one)
     target, held_ms = one.other(), [one.held_ms()]
     took = one.wait(target, one.request(target))
     held_ms.append(one.held_ms())
-    found: dict[str, Any] = {"mb_s": one.bytes / 1e6 / took}
+    found: dict[str, Any] = {"mb_s": one.bytes / 1e6 / took, "disk_mb_s": disk_mb_s}
+    disk_rate(one)
     with Load(one.broker.bootstrap) as load:
         time.sleep(2)
         begin = time.monotonic()
@@ -222,6 +230,23 @@ def measured(one: Contestant) -> dict[str, Any]:
     held_ms.append(one.held_ms())
     found["hold_ms"] = [after - before for before, after in itertools.pairwise(held_ms)]
     return found
+
+
+def disk_rate(one: Contestant) -> float:
+    """Write a file as large as the partition in steps, each flushed, twice; returns MB/s."""
+    data, count = random.Random(1).randbytes(STEP_BYTES), one.bytes // STEP_BYTES
+    path, took = Path(one.places[0]).parent / "disk", 0.0
+    for _ in range(2):
+        os.sync()
+        began = time.monotonic()
+        with path.open("wb", buffering=0) as file:
+            for _ in range(count):
+                file.write(data)
+                os.fdatasync(file.fileno())
+        took = time.monotonic() - began
+        path.unlink()
+    os.sync()  # its blocks are free
+    return count * STEP_BYTES / 1e6 / took
 
 
 def with_bucket(folder: Path, megabytes: int) -> dict[str, Any]:
@@ -299,7 +324,7 @@ def rounds(contestants: list[Contestant], count: int) -> Iterator[tuple[str, dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         contestants = [

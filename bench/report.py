@@ -271,7 +271,7 @@ def main() -> None:
         "groups": run("broker_groups.py"),
         "bucket": run("bucket_load.py"),
         "takeover": run("broker_takeover.py"),
-        "moves": run("moves.py", "--rounds", options.rounds),
+        "moves": run("moves.py"),
         "checkpoints": run("checkpoints.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),
     }
