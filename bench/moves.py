@@ -5,9 +5,9 @@
 One partition with segments of 16 MiB, 1 KiB records. In each round both brokers move it from one
 directory to another: alone, beside a producer of 1,000 records per second (acks=all, idempotent),
 and behind a limit, while its records are deleted. All directories are on one disk. Before each
-move, a file of the same size is written, flushed and removed, twice: nobody has to write what
-another one has left in the page cache, and the next files get its blocks. On a virtual disk, blocks
-that were not written for a while may take a third of the rate of others.
+move, a file of the same size is written, flushed and removed, twice: then the page cache holds
+nothing to be written, and the next files get its blocks. On a virtual disk, blocks that were not
+written for a while may take a third of the rate of others.
 
     mb_s        of the move, from the request until the broker shows the partition in the new place
     before      latencies of the producer in the 5 s before, ms
