@@ -5,6 +5,7 @@ from __future__ import annotations
 from forward_report import table
 
 COLD_GOAL = 0.5
+OPEN_GOAL_S = 5
 
 
 def load_table(found: dict) -> str:
@@ -55,11 +56,26 @@ def takeover_table(found: dict) -> str:
     return table(titles, rows)
 
 
+def start_table(found: dict) -> str:
+    """Opening many segments, from `bucket_start.py`."""
+    titles = ["sealed segments", "`listening` after, s", f"goal: at most {OPEN_GOAL_S}"]
+    titles += ["oldest record after, s", "newest record after, s"]
+    rows = []
+    for partitions, place in ((1, "one partition"), (found["spread"], "1,000 partitions")):
+        for how, after in (("stopped", ""), ("killed", ", after `kill -9`")):
+            figures = found["medians"][f"{partitions} {how}"]
+            reached = "reached" if figures["listening_s"] <= OPEN_GOAL_S else "**no**"
+            row = [f"{found['segments']:,} in {place}{after}", f"{figures['listening_s']:.1f}"]
+            row += [reached, *(f"{figures[key]:.1f}" for key in ("oldest_s", "newest_s"))]
+            rows.append(row)
+    return table(titles, rows)
+
+
 def _spread(one: dict[str, float]) -> str:
     return f"{one['median']:.2f} ({one['lowest']:.2f} to {one['highest']:.2f})"
 
 
-def bucket_section(found: dict, takeover: dict) -> str:
+def bucket_section(found: dict, takeover: dict, start: dict) -> str:
     """The whole section, with its heading."""
     return (
         "## A log directory in a bucket\n\n"
@@ -73,4 +89,6 @@ def bucket_section(found: dict, takeover: dict) -> str:
         + "\n\nA standby takes over, after the signal to the owner; a producer sends a record "
         f"every 20 ms. Medians and ranges of {len(takeover['rounds']['killed'])} rounds each:\n\n"
         + takeover_table(takeover)
+        + "\n\nA start on a machine that has nothing of the log directory:\n\n"
+        + start_table(start)
     )

@@ -172,7 +172,7 @@ def archives_text(found: dict) -> str:
 
 
 def later_sections(found: dict) -> str:
-    bucket = bucket_section(found["bucket"], found["takeover"])
+    bucket = bucket_section(found["bucket"], found["takeover"], found["opening"])
     return "\n\n".join(
         [bucket, moves_section(found["moves"]), checkpoint_section(found["checkpoints"])]
     )
@@ -271,6 +271,7 @@ def main() -> None:
         "groups": run("broker_groups.py"),
         "bucket": run("bucket_load.py"),
         "takeover": run("broker_takeover.py"),
+        "opening": run("bucket_start.py"),
         "moves": run("moves.py"),
         "checkpoints": run("checkpoints.py"),
         "forward": run("forward.py", "--records", forward_records, "--rounds", options.rounds),

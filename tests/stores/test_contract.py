@@ -171,6 +171,14 @@ def test_sizes_are_those_of_the_names(store):
     assert store.sizes("nowhere") == {}
 
 
+def test_objects_below_a_folder_have_their_folders_in_their_names(store):
+    for name in ["f/b/2", "f/b.c", "f/a", "f/b/10", "f/.d/e", "f.b/c", "g"]:
+        store.create(name, name.encode())
+    found = list(store.below("f"))
+    assert found == [(".d/e", 6), ("a", 3), ("b.c", 5), ("b/10", 6), ("b/2", 5)]
+    assert list(store.below("nowhere")) == []
+
+
 def test_an_object_deleted_while_it_is_open_is_whole_or_a_key_error(store):
     data = bytes(range(256)) * 50_000
     store.create("f/a", data)

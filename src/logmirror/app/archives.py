@@ -10,7 +10,7 @@ from logmirror.app.store_location import store_location
 from logmirror.broker.options import Archive
 from logmirror.errors import UsageError
 from logmirror.locations import FolderLocation
-from logmirror.stores.opening import listing_below, open_store
+from logmirror.stores.opening import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,5 +55,4 @@ def _opened(location: StoreLocation, utf8: bool | None) -> Archive:
     if isinstance(location, FolderLocation):
         root = Path(location.root)
         return Archive(root=location.root, store=store, local=root.joinpath, utf8=utf8)
-    below = listing_below(store)
-    return Archive(root=str(location), store=store, below=below, utf8=utf8)
+    return Archive(root=str(location), store=store, utf8=utf8)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from logmirror.stores.base import BlobStore
@@ -70,9 +70,6 @@ class Archive:
     store: BlobStore
     local: Callable[[str], Path] | None = None
     """Maps a name to its path, if the archive is a directory."""
-
-    below: Callable[[str], Iterator[str]] | None = None
-    """Lists the names of all objects below a folder, if that is cheaper than by folders."""
 
     utf8: bool | None = None
     """Whether keys and values of NDJSON are text; None: not known, so NDJSON is not served."""

@@ -117,6 +117,14 @@ class BlobStore(Protocol):
         """
         ...
 
+    def below(self, folder: str) -> Iterator[tuple[str, int]]:
+        """Yield all objects below `folder`, however deep: names without it, and sizes in bytes.
+
+        Sorted by the bytes of the names, with dot-names. Objects that are deleted meanwhile may be
+        missing. A store may send a request for each 1,000 names, when they are wanted.
+        """
+        ...
+
     def folders(self, folder: str) -> Iterator[str]:
         """Yield the names of all folders directly in `folder`, sorted, without dot-names.
 

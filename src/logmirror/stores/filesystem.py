@@ -206,6 +206,18 @@ class FilesystemStore:
                 found[entry.name] = entry.stat(follow_symlinks=False).st_size
         return found
 
+    def below(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See `BlobStore.below`."""
+        path = self._directory.path(folder)
+        found = list[tuple[str, int]]()
+        with os_errors("list a folder", path):
+            for inner, _, names in os.walk(path):
+                for name in names:
+                    with contextlib.suppress(FileNotFoundError):
+                        size_bytes = os.lstat(f"{inner}/{name}").st_size
+                        found.append((f"{inner}/{name}".removeprefix(f"{path}/"), size_bytes))
+        return iter(sorted(found, key=lambda one: os.fsencode(one[0])))
+
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         path = self._directory.path(folder)
         found: list[os.DirEntry[str]] = []

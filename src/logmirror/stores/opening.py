@@ -12,7 +12,7 @@ from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
 
     from logmirror.locations import StoreLocation
     from logmirror.stores.base import BlobStore
@@ -53,11 +53,6 @@ def open_store(
 
         return S3Store(location, held_bytes=held_bytes)
     return FilesystemStore(Path(location.root), writer_id=writer_id)
-
-
-def listing_below(store: FilesystemStore | S3Store) -> Callable[[str], Iterator[str]] | None:
-    """Return what lists all objects below a folder with few requests; None: folders cost none."""
-    return None if isinstance(store, FilesystemStore) else store.below
 
 
 def begin_writing(

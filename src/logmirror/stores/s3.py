@@ -196,11 +196,8 @@ class S3Store:
                 return
             after = behind
 
-    def below(self, folder: str) -> Iterator[str]:
-        """Yield the names of all objects below a folder, with their folders in it, sorted.
-
-        That takes one request for each 1,000 names, however many folders they are in.
-        """
+    def below(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See `BlobStore.below`: one request for each 1,000 names."""
         start, after = self._key(f"{folder}/"), ""
         while True:
             response = self._calls.read(
@@ -210,13 +207,13 @@ class S3Store:
                 **({"StartAfter": start + after} if after else {}),
             )
             entries = response.get("Contents", ())
-            found = [str(entry["Key"]).removeprefix(start) for entry in entries]
+            found = [(str(one["Key"]).removeprefix(start), int(one["Size"])) for one in entries]
             yield from found
             if not response.get("IsTruncated", False):
                 return
-            if not found or found[-1] <= after:
+            if not found or found[-1][0] <= after:
                 raise _endless(folder)
-            after = found[-1]
+            after = found[-1][0]
 
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""

@@ -75,6 +75,13 @@ class MemoryStore:
         """See `BlobStore.sizes`."""
         return {name: len(self.objects[f"{folder}/{name}"]) for name in self.names(folder)}
 
+    def below(self, folder: str) -> Iterator[tuple[str, int]]:
+        """See `BlobStore.below`."""
+        self.before("below", folder)
+        found = sorted((name, len(data)) for name, data in list(self.objects.items()))
+        start = f"{folder}/"
+        return iter([(n.removeprefix(start), size) for n, size in found if n.startswith(start)])
+
     def folders(self, folder: str) -> Iterator[str]:
         """See `BlobStore.folders`."""
         self.before("folders", folder)

@@ -263,7 +263,7 @@ def test_only_compacted_objects_with_a_row_count():
     rows = [Compacted(1, 4, version)]
 
     def names(log_start: int = 0) -> tuple[list[str], int]:
-        objects, deleted = sealed_objects(store, FOLDER, log_start, rows)
+        objects, deleted = sealed_objects(store.sizes(FOLDER), FOLDER, log_start, rows)
         found = [object_name("", one.first, one.next, one.version)[1:] for one in objects]
         assert sorted(found + deleted) == sorted(name[len(FOLDER) + 1 :] for name in store.objects)
         return [f"{int(name[:20])}-{int(name[21:41]) + 1}{name[41:]}" for name in found], len(

@@ -22,6 +22,7 @@ from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import TopicRow
 from logmirror.errors import CorruptionError
+from logmirror.stores import listings
 from logmirror.testing.memory_store import MemoryStore
 from logmirror.wire.records import Record, encode_reference
 
@@ -139,6 +140,31 @@ def test_ten_thousand_segments_are_opened_by_their_names(tmp_path):
     of_segments = [operation for operation, name in asked if name.startswith(FOLDER)]
     assert of_segments == ["names"], "they are listed once, and none is read"
     assert len(asked) < MOST_REQUESTS
+
+
+def test_small_partitions_of_a_topic_are_listed_together(tmp_path, monkeypatch):
+    """More names than 3 requests for 48 partitions return: those behind them are listed alone."""
+    monkeypatch.setattr(listings, "_NAMES_PER_REQUEST", 40)
+    store, count = MemoryStore(), 48
+    body = bytes(batch(b"x"))
+    for number in range(0, count, 2):
+        for first in range(6):
+            name = object_name(folder_of("t", TOPIC, number), first, first + 1)
+            store.objects[name] = body
+    asked: list[tuple[str, str]] = []
+
+    async def open_all() -> list[int]:
+        machine = Machine(store, tmp_path / "one", row(count))
+        machine.close()
+        return [len(log.segments) for log in machine.logs]
+
+    store.before = lambda operation, name: asked.append((operation, name))
+    assert asyncio.run(open_all()) == [6, 0] * (count // 2)
+    topic = FOLDER.rpartition("/")[0]
+    assert asked.count(("below", topic)) == 1
+    alone = {name.rpartition("/")[2] for op, name in asked if op == "names" and topic in name}
+    listed = sorted(map(str, range(0, count, 2)))[: 120 // 6 - 1]
+    assert alone == {str(number) for number in range(count)} - set(listed)
 
 
 def test_a_missing_producer_state_is_read_from_the_log(tmp_path):

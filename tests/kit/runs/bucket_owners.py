@@ -225,7 +225,8 @@ class Owner:
 
     def _listed(self, number: int, folder: str, found: Any) -> tuple[Any, Any]:
         with self.owner.opening():
-            objects, _ = sealed_objects(self.store, folder, self.starts[number], self.rows[number])
+            sizes = self.store.sizes(folder)
+            objects, _ = sealed_objects(sizes, folder, self.starts[number], self.rows[number])
             end = objects[-1].next if objects else None
             return objects, found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
 

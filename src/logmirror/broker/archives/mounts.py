@@ -27,6 +27,7 @@ from logmirror.broker.log.mounted_log import MountedLog
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.topic import RefusedTopicError, check_name
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
+from logmirror.stores.listings import listed_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +55,6 @@ _PAUSE_MAX_S: Final = 30.0
 
 _SOME_THREADS: Final = 2
 """One of so many threads of an archive follows its growth."""
-
-_NAMES_PER_REQUEST: Final = 1000
 
 _Place = tuple[str, int, list[str] | None]
 """Topic, partition, and its names, if they are known."""
@@ -314,29 +313,11 @@ async def _in_parts(
 
 
 def _names_below(archive: Archive, name: str, count: int) -> dict[int, list[str]]:
-    """List small partitions with few requests; returns the names of those that are complete.
-
-    At most a 16th of the requests that `count` single partitions take are spent on it.
-    """
-    found: dict[str, list[str]] = {}
-    if archive.below is None or count < 2:  # noqa: PLR2004  # one listing is one listing
+    """List small partitions with few requests; returns the names of those that are complete."""
+    if archive.local is not None or count < 2:  # noqa: PLR2004  # one listing is one listing
         return {}
-    limit = _NAMES_PER_REQUEST * max(1, count // _BUCKET_THREADS)
-    path, others = "", set()
-    for seen, path in enumerate(archive.below(name), start=1):
-        folder, _, rest = path.partition("/")
-        if "/" in rest:
-            others.add(folder)  # its own listing reports what is wrong
-        elif rest and not rest.startswith("."):
-            found.setdefault(folder, []).append(rest)
-        if seen == limit:
-            others.add(folder)  # the rest of it is not known
-            break
-    return {
-        int(folder): names
-        for folder, names in found.items()
-        if folder not in others and folder.isdecimal()
-    }
+    found = listed_below(archive.store.below, name, count).folders
+    return {int(inner): list(sizes) for inner, sizes in found.items() if inner.isdecimal()}
 
 
 def _all_listed(archive: Archive, places: Sequence[_Place]) -> list[_Found]:

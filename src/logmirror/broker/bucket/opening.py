@@ -20,9 +20,10 @@ from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.stores.listings import listed_below
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
@@ -79,18 +80,40 @@ class Opening:
 
     def list_all(self, partitions: Sequence[tuple[TopicRow, int]]) -> None:
         """List the objects of partitions, many at a time."""
+        topics: dict[str, list[str]] = {}
+        for row, number in partitions:
+            topic, _, partition = folder_at(row.residence(number)).rpartition("/")
+            topics.setdefault(topic, []).append(partition)
+        sizes: dict[str, dict[str, int]] = {}
         with ThreadPoolExecutor(READERS, "logmirror-open") as readers:
-            found = readers.map(lambda one: self._list(*one), partitions)
+            for some in readers.map(lambda one: self._sizes(*one), topics.items()):
+                sizes |= some
+            found = readers.map(lambda one: self._list(one[0], one[1], sizes), partitions)
             for (row, number), listed in zip(partitions, found, strict=True):
                 self._listed[row.residence(number).key] = listed
 
-    def _list(self, row: TopicRow, number: int) -> _Listed | LogmirrorError:
+    def _sizes(self, topic: str, partitions: list[str]) -> dict[str, dict[str, int]]:
+        """List small partitions of a topic with few requests; returns those that are complete."""
+        if len(partitions) == 1:
+            return {}
+        try:
+            listing = listed_below(self._store.below, topic, len(partitions))
+        except (CorruptionError, UnavailableError):
+            return {}  # that of each partition says what is wrong
+        found = {one: listing.sizes(one) for one in partitions}
+        return {f"{topic}/{one}": sizes for one, sizes in found.items() if sizes is not None}
+
+    def _list(
+        self, row: TopicRow, number: int, sizes: Mapping[str, dict[str, int]]
+    ) -> _Listed | LogmirrorError:
         residence, start = row.residence(number), row.log_starts.get(number, 0)
         folder = folder_at(residence)
         try:
             with self._owner.opening():
                 compacted = row.compacted.get(number, ())
-                objects, deleted = sealed_objects(self._store, folder, start, compacted)
+                known = sizes.get(folder)
+                found = self._store.sizes(folder) if known is None else known
+                objects, deleted = sealed_objects(found, folder, start, compacted)
                 end = objects[-1].next if objects else None
                 tail = self._recovered.tails.get(residence.key)
                 stretches = tail.stretches(end, start) if tail is not None else []

@@ -29,7 +29,7 @@ from logmirror.errors import CorruptionError
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.place_rows import Compacted, Residence
@@ -164,13 +164,13 @@ def size_of(store: BlobStore, name: str) -> int:
 
 
 def sealed_objects(
-    store: BlobStore, folder: str, log_start: int, compacted: Sequence[Compacted] = ()
+    sizes: Mapping[str, int], folder: str, log_start: int, compacted: Sequence[Compacted] = ()
 ) -> tuple[list[SealedObject], list[str]]:
     """Return a partition's objects in order, and the names of those that can be deleted.
 
     Args:
-        store: The log dir.
-        folder: The partition's folder.
+        sizes: What is in the partition's folder, as `BlobStore.sizes` returns it.
+        folder: The folder, for messages.
         log_start: Objects before it can be deleted.
         compacted: The compacted objects that count, in order; others, and what they replace, can
             be deleted.
@@ -178,7 +178,6 @@ def sealed_objects(
     Raises:
         CorruptionError: Objects are missing, or overlap.
     """
-    sizes = store.sizes(folder)
     parts = {name: part for name in sizes if (part := split_name(name)) and _is_ours(part[2])}
     counting = {sealed_name(*one): one for one in compacted if one.next > log_start}
     kept = [
