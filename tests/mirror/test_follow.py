@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import signal
 import socket
 import threading
@@ -221,10 +223,25 @@ class Task(threading.Thread):
             self.in_flight_max = [w.in_flight_max for w in works]
 
 
-def test_a_job_begins_where_all_tasks_of_its_predecessor_have_ended(channel):
+@contextlib.contextmanager
+def many_files():
+    """So many open files that `select` refuses the next one."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("files", [contextlib.nullcontext, many_files])
+def test_a_job_begins_where_all_tasks_of_its_predecessor_have_ended(channel, files):
     one, other = work_of(0), work_of(1)
     first = Job()
-    with channel.job(first, 2) as before, channel.job(Job(after=first), 1) as after:
+    with files(), channel.job(first, 2) as before, channel.job(Job(after=first), 1) as after:
         with SlotLink(before, SYSTEM_CLOCK) as link:
             task = Task(after, one, other)
             wait_for_slots(channel, 2)

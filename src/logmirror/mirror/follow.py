@@ -162,8 +162,10 @@ class SlotLink:
             return None
         until_ms = self._clock.monotonic_ms() + HAND_OVER_MS
         received = bytearray()
+        poll = select.poll()  # `select` refuses the connection of a process with many open files
+        poll.register(self._connection, select.POLLIN)
         while (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
-            select.select([self._connection], [], [], left_ms / 1000)
+            poll.poll(left_ms)
             try:
                 part = self._connection.recv(1 << 16)
             except BlockingIOError:
