@@ -142,6 +142,35 @@ def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_fo
     check(life)
 
 
+class Counted(set[Segment]):
+    """A set that counts how often it is asked for one."""
+
+    count = 0
+
+    def __contains__(self, segment: object) -> bool:
+        self.count += 1
+        return super().__contains__(segment)
+
+
+def test_a_step_does_not_look_at_all_segments(tmp_path):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+
+    async def work() -> None:
+        await life.start()
+        await life.write(200)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("b")
+        [move] = life.moves.all
+        move.copied = copied = Counted()
+        await life.quiet()
+        assert life.place == "b"
+        assert len(copied) > 40
+        assert copied.count < 6 * len(copied)
+        await life.moves.close()
+
+    assert not run(life, work)
+
+
 def survivors(life: Life, target: Path) -> None:
     """Write what is certainly durable."""
     life.disk.after_power_loss(target, keep=lambda _: 0, some=lambda: False)

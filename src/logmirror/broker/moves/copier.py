@@ -6,6 +6,9 @@ What a step has copied of a sealed segment becomes durable beside the next step.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from logmirror import failpoints
@@ -92,11 +95,10 @@ class Copier:
     async def _copied_segment(self, move: Move) -> bool:
         """Copy some of a segment that is full; False: all are copied."""
         log = move.log
-        for segment in log.segments:
-            is_left = segment not in move.copied and segment is not move.finishing
-            if segment.is_sealed and is_left:
-                await self._copy_sealed(move, segment)
-                return True
+        segment = _next_sealed(move)
+        if segment is not None:
+            await self._copy_sealed(move, segment)
+            return True
         for segment in log.segments:
             if segment is not log.open_segment and not segment.is_sealed:
                 await self._commits.flushed(log, segment.next_offset)
@@ -181,6 +183,18 @@ class Copier:
     async def in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call
         """Call something that blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+
+def _next_sealed(move: Move) -> Segment | None:
+    """Return a sealed segment that is not copied: behind what is, or one that was compacted."""
+    segments = move.log.segments
+    begin = bisect_right(segments, move.next_offset, key=attrgetter("first")) - 1
+    for number in chain(range(max(0, begin), len(segments)), range(begin)):
+        segment = segments[number]
+        is_left = segment not in move.copied and segment is not move.finishing
+        if segment.is_sealed and is_left:
+            return segment
+    return None
 
 
 def last_copy(move: Move) -> SegmentCopy | None:
