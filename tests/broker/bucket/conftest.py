@@ -34,6 +34,11 @@ class Proxied(NamedTuple):
         assert self.broker.bucket is not None
         return self.broker.bucket.files
 
+    def matching(self, pattern: str) -> list[Path]:
+        """See `LogBucket.matching`."""
+        assert self.broker.bucket is not None
+        return self.broker.bucket.matching(pattern)
+
     def create_topic(self, name: str, config: Mapping[str, str], partitions: int = 1) -> None:
         """Create a topic."""
         create_topic(self.broker.bootstrap, name, partitions, config)

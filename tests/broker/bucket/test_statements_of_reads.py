@@ -80,7 +80,7 @@ def read_all(partition: PartitionClient, max_bytes: int = BIG) -> list[tuple[int
 
 def objects(of: Proxied, topic: str) -> list[Path]:
     """The objects of a topic's sealed segments."""
-    return sorted(of.files.glob(f"{topic}@*/0/*.batches"))
+    return of.matching(f"{topic}@*/0/*.batches")
 
 
 def seal(of: Proxied, topic: str) -> None:

@@ -82,7 +82,7 @@ def test_a_topic_can_be_deleted_and_made_again_while_its_objects_cannot_be_remov
     found = proxied()
     bootstrap = found.broker.bootstrap
     seal(found, "t")
-    old = set(found.files.glob("t@*/0/*"))
+    old = set(found.matching("t@*/0/*"))
     assert len(old) >= 3
     found.proxy.spoil(Fault("503", "DeleteObject", times=1_000_000))
 
@@ -95,10 +95,10 @@ def test_a_topic_can_be_deleted_and_made_again_while_its_objects_cannot_be_remov
     found.broker.start()
     with PartitionClient(bootstrap, "t") as partition:
         assert read_all(partition) == expected("t", range(4))
-        assert old <= set(found.files.glob("t@*/0/*"))
+        assert old <= set(found.matching("t@*/0/*"))
         found.proxy.spoil()
         wait_until(
-            lambda: not old & set(found.files.glob("t@*/0/*")),
+            lambda: not old & set(found.matching("t@*/0/*")),
             what=lambda: f"removed objects: {old}",
             timeout_s=60,
         )

@@ -82,7 +82,7 @@ class DiskAndBucket(TwoDirs):
 
     def names(self, topic: str) -> list[str]:
         """Every folder of a topic's partitions on the disk, and those that have objects."""
-        found = {path.parent for path in self.place.files.glob(f"{topic}@*/*/*.batches")}
+        found = {path.parent for path in self.place.matching(f"{topic}@*/*/*.batches")}
         on_disk = [f"a/{path.name}" for path in self.a.glob(f"{topic}/*")]
         return sorted([*on_disk, *(f"b/{path.name}" for path in found)])
 
@@ -139,7 +139,7 @@ def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
         assert partition.produce(duplicate) == Appended(0, 3_000)
         before = contents(partition)
         dirs.move("t", dirs.b)
-        states = list(dirs.place.files.glob(".logmirror/broker/producers/t@*/*/*"))
+        states = dirs.place.matching(".logmirror/broker/producers/t@*/*/*")
         assert states
         for path in states:
             path.unlink()

@@ -13,12 +13,14 @@ checksums, and its conditional writes are atomic.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import boto3
@@ -29,7 +31,6 @@ from logmirror.locations import S3Identity, S3Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _START_TIMEOUT_S: Final = 180
 LOG_DIR: Final = "kafka"
@@ -69,6 +70,16 @@ class LogBucket:
     def files(self) -> Path:
         """Its objects as files."""
         return self.server.files(self.bucket) / LOG_DIR
+
+    def matching(self, pattern: str) -> list[Path]:
+        """The objects whose names match, sorted.
+
+        `Path.glob` fails if the server removes a folder meanwhile.
+        """
+        root, depth = self.files, len(Path(pattern).parts)
+        paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+        found = (path for path in paths if len(path.relative_to(root).parts) == depth)
+        return sorted(path for path in found if path.match(pattern))
 
 
 class S3Server:
