@@ -19,7 +19,7 @@ from logmirror.broker.log.segment import Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log_dirs.placement import LogDirs, absolute
-from logmirror.broker.moves import mover
+from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import MoveState
@@ -98,6 +98,46 @@ def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
     assert [path.name for path in (tmp_path / "dirs").glob("*/t/*")] == ["0"]
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
+    tmp_path, monkeypatch, is_written
+):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+    append, sync, open_steps = SegmentCopy.append, SegmentCopy.sync, set[SegmentCopy]()
+    beside: list[bool] = []
+
+    def noted(copy: SegmentCopy, *limits: int) -> int:
+        beside.append(bool(open_steps))
+        open_steps.add(copy)
+        return append(copy, *limits)
+
+    def synced(copy: SegmentCopy) -> None:
+        for _ in range(20):  # slowly
+            sync(copy)
+        open_steps.discard(copy)
+
+    monkeypatch.setattr(copier, "_ALONE_AFTER", 2)
+    monkeypatch.setattr(SegmentCopy, "append", noted)
+    monkeypatch.setattr(SegmentCopy, "sync", synced)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(60)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("b")
+        [move] = life.moves.all
+        while move.is_active:
+            life.commits.flushes += is_written  # as a producer's flush does
+            await asyncio.sleep(0)
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    assert len(beside) > 8
+    assert any(beside) is not is_written
+    check(life)
+
+
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_for_it(
     tmp_path, monkeypatch, is_damaged
@@ -116,6 +156,7 @@ def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_fo
             raise CorruptionError("damaged")
         return append(copy, *limits)
 
+    monkeypatch.setattr(copier, "_ALONE_AFTER", 0)
     monkeypatch.setattr(SegmentCopy, "finish", late)
     monkeypatch.setattr(SegmentCopy, "append", damaged)
 

@@ -56,6 +56,8 @@ class GroupCommit:
         self._removing: dict[PartitionLog, asyncio.Future[None]] = {}
         self._beside: dict[PartitionLog, asyncio.Future[None]] = {}
         self._touched: set[PartitionLog] = set()
+        self.flushes = 0
+        """How many were begun of logs on disks."""
         self.fenced: asyncio.Future[LogmirrorError] = self._loop.create_future()
         """Completes when another broker took the logs over; see `bucket.commits`."""
 
@@ -121,6 +123,7 @@ class GroupCommit:
         self._scheduled.discard(log)
         job = log.begin_sync(is_due=log in self._arrivals)
         if job is not None:
+            self.flushes += 1
             self._follow(log, job, self._loop.run_in_executor(self._executor, job.run))
 
     def _follow(self, log: PartitionLog, job: SyncJob, work: asyncio.Future[None]) -> None:

@@ -1,6 +1,7 @@
 """Copies a partition a step at a time, until only its last bytes are left.
 
-What a step has copied of a sealed segment becomes durable beside the next step.
+What a step has copied of a sealed segment becomes durable beside the next step. Producers go first:
+while their records are flushed, steps are short, and each is durable before the next one begins.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ _Result = TypeVar("_Result")
 _STEP_BYTES: Final = 4 * 1024 * 1024
 """What one step copies, before other moves have their turn."""
 
+_SHORT_STEP_BYTES: Final = 1024 * 1024
+"""The same while records of producers are flushed, which wait for what a step writes."""
+
+_ALONE_AFTER: Final = 16
+"""Steps since the last of these flushes, after which none is expected: some 50 ms."""
+
 _LAST_BYTES: Final = 128 * 1024
 """What is copied on the event loop, at most: well below a millisecond."""
 
@@ -59,6 +66,7 @@ class Copier:
     ) -> None:
         self._routes, self._counts = routes, counts
         self._commits, self._threads, self._throttle = commits, threads, throttle
+        self._flushes, self._steps_since = 0, 0
 
     async def step(self, move: Move) -> bool:
         """Copy some of a partition; returns whether only the last bytes are left.
@@ -87,8 +95,8 @@ class Copier:
                     raise
                 return False  # it was sealed meanwhile, and has another name
             if end - copy.position > _LAST_BYTES:
-                await self._advance(move, copy, end)
-                await self.in_thread(copy.sync)
+                if not await self._advance(move, copy, end):
+                    await self.in_thread(copy.sync)
                 return False
         return await route.quiet(move) and log.open_segment is tail
 
@@ -122,23 +130,24 @@ class Copier:
                     return
                 move.names.discard(name)
             copy = await self._copy_of(move, segment)
-            await self._advance(move, copy, segment.size_bytes)
+            is_durable = await self._advance(move, copy, segment.size_bytes)
         except (OSError, CorruptionError):
             if segment in move.log.segments:
                 raise
             move.copy = None  # it was deleted, or compacted, meanwhile
             return
         await self._durable(move)
-        if move.copy is copy:
-            self._begin_durable(move, copy)
+        is_whole = copy.position == segment.size_bytes
+        if move.copy is copy and (is_whole or not is_durable):
+            self._begin_durable(move, copy, is_whole=is_whole)
 
-    def _begin_durable(self, move: Move, copy: Copy) -> None:
+    def _begin_durable(self, move: Move, copy: Copy, *, is_whole: bool) -> None:
         """Make what is copied of a sealed segment durable, beside the next step."""
-        if copy.position < copy.segment.size_bytes:
-            work = self.in_thread(copy.sync)
-        else:
+        if is_whole:
             move.copy, move.finishing = None, copy.segment
             work = self._finish(move, copy)
+        else:
+            work = self.in_thread(copy.sync)
         move.behind = asyncio.ensure_future(_named(work, copy))
         move.behind.add_done_callback(_noted)
 
@@ -173,12 +182,25 @@ class Copier:
             move.copy = await self.in_thread(self._routes.of(move).copy_of, move, segment)
         return move.copy
 
-    async def _advance(self, move: Move, copy: Copy, end: int) -> None:
-        count = await self.in_thread(copy.append, end, self._throttle.limit(_STEP_BYTES))
+    async def _advance(self, move: Move, copy: Copy, end: int) -> bool:
+        """Copy some of a segment; returns whether that is durable already."""
+        is_alone = self._is_alone()
+        limit = self._throttle.limit(_STEP_BYTES if is_alone else _SHORT_STEP_BYTES)
+        count = await self.in_thread(copy.append, end, limit)
+        if not is_alone:
+            await self.in_thread(copy.sync)
         self._throttle.count(count)
         self._counts.copied_bytes += count
         move.position = copy.position
         move.next_offset = max(move.next_offset, copy.next_offset)
+        return not is_alone
+
+    def _is_alone(self) -> bool:
+        """Whether no records were flushed for a while. Called for each step."""
+        if self._commits.flushes != self._flushes:
+            self._flushes, self._steps_since = self._commits.flushes, 0
+        self._steps_since += 1
+        return self._steps_since > _ALONE_AFTER
 
     async def in_thread(self, call: Callable[..., _Result], *args: Any) -> _Result:  # noqa: ANN401  # those of the call
         """Call something that blocks."""
