@@ -186,9 +186,7 @@ class Copier:
         """Copy some of a segment; returns whether that is durable already."""
         is_alone = self._is_alone()
         limit = self._throttle.limit(_STEP_BYTES if is_alone else _SHORT_STEP_BYTES)
-        count = await self.in_thread(copy.append, end, limit)
-        if not is_alone:
-            await self.in_thread(copy.sync)
+        count = await self.in_thread(copy.append if is_alone else _step_of(copy), end, limit)
         self._throttle.count(count)
         self._counts.copied_bytes += count
         move.position = copy.position
@@ -222,6 +220,17 @@ def _next_sealed(move: Move) -> Segment | None:
 def last_copy(move: Move) -> SegmentCopy | None:
     """Return the copy of the open segment, when only the last bytes are left."""
     return move.copy if isinstance(move.copy, SegmentCopy) else None
+
+
+def _step_of(copy: Copy) -> Callable[[int, int], int]:
+    """Return what appends, and makes that durable."""
+
+    def step(end: int, limit_bytes: int) -> int:
+        count = copy.append(end, limit_bytes)
+        copy.sync()
+        return count
+
+    return step
 
 
 async def _named(work: Awaitable[None], copy: Copy) -> None:
