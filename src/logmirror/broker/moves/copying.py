@@ -69,6 +69,7 @@ class SegmentCopy:
         self.segment, self._disk = segment, disk
         self.source = disk.open_for_reading(segment.path)
         self.position, self.next_offset = 0, segment.first
+        self._durable = 0
         self._folder = folder
         self.path = open_path(folder, segment.first)
         if segment.is_sealed:
@@ -102,7 +103,9 @@ class SegmentCopy:
         Raises:
             OSError: That failed.
         """
+        position = self.position
         self._disk.sync(self.file)
+        self._durable = position
 
     def finish(self) -> None:
         """Make a complete copy of a sealed segment durable under its name; reads it once more.
@@ -113,7 +116,8 @@ class SegmentCopy:
             CorruptionError: The file does not hold what was written.
             OSError: A file could not be read or written.
         """
-        self.sync()
+        if self._durable < self.position:
+            self.sync()
         if (found := digest_of(self.file)) != self._digest.hexdigest():
             raise CorruptionError(
                 "the copy of a segment differs from what was written",
