@@ -183,6 +183,32 @@ def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_fo
     check(life)
 
 
+def test_a_segment_that_is_deleted_while_its_copy_is_finished_ends_no_move(tmp_path, monkeypatch):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+    finish, gone = SegmentCopy.finish, list[Segment]()
+
+    def deleted(copy: SegmentCopy) -> None:
+        if not gone:
+            gone.append(copy.segment)
+            life.log.advance_start(copy.segment.next_offset)
+            assert life.log.take_deleted()
+            raise CorruptionError("the file is gone")
+        finish(copy)
+
+    monkeypatch.setattr(SegmentCopy, "finish", deleted)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(30)
+        await life.move("b")
+        await life.quiet()
+        assert life.place == "b"
+        await life.moves.close()
+
+    assert not run(life, work)
+    assert gone
+
+
 class Counted(set[Segment]):
     """A set that counts how often it is asked for one."""
 

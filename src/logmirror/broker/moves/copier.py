@@ -155,6 +155,9 @@ class Copier:
         try:
             await self.in_thread(copy.finish)
             self._copied(move, copy.segment)
+        except (OSError, CorruptionError):
+            if copy.segment in move.log.segments:
+                raise  # else it was deleted, or compacted, meanwhile
         finally:
             move.finishing = None
 
