@@ -61,7 +61,8 @@ def start_table(found: dict) -> str:
     titles = ["sealed segments", "`listening` after, s", f"goal: at most {OPEN_GOAL_S}"]
     titles += ["oldest record after, s", "newest record after, s"]
     rows = []
-    for partitions, place in ((1, "one partition"), (found["spread"], "1,000 partitions")):
+    places = (1, "one partition"), (found["spread"], f"{found['spread']:,} partitions")
+    for partitions, place in places:
         for how, after in (("stopped", ""), ("killed", ", after `kill -9`")):
             figures = found["medians"][f"{partitions} {how}"]
             reached = "reached" if figures["listening_s"] <= OPEN_GOAL_S else "**no**"

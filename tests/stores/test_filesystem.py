@@ -452,3 +452,9 @@ def test_ten_thousand_names_are_listed_quickly(tmp_path):
     began = time.process_time()
     assert len(list(store_in(tmp_path).names("f"))) == 10_000
     assert time.process_time() - began < 2
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_listing(tmp_path):
+    (tmp_path / "f").touch()
+    with pytest.raises(UsageError):
+        store_in(tmp_path).below("f")

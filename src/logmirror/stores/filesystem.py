@@ -211,7 +211,7 @@ class FilesystemStore:
         path = self._directory.path(folder)
         found = list[tuple[str, int]]()
         with os_errors("list a folder", path):
-            for inner, _, names in os.walk(path):
+            for inner, _, names in os.walk(path, onerror=_unless_missing):
                 for name in names:
                     with contextlib.suppress(FileNotFoundError):
                         size_bytes = os.lstat(f"{inner}/{name}").st_size
@@ -312,3 +312,9 @@ def _not_a_file(name: str) -> CorruptionError:
         hint="move it out of the folder; only objects may be there",
         name=name,
     )
+
+
+def _unless_missing(error: OSError) -> None:
+    """Raise what `os.walk` passes over, so that no listing is cut short; a folder may be gone."""
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -18,7 +18,7 @@ class Listing(NamedTuple):
     Attributes:
         folders: Names and sizes in bytes of the objects in those that were listed to their ends, as
             `BlobStore.sizes` returns them. Not those that have folders themselves.
-        is_whole: Whether there are no other folders with names.
+        is_whole: Whether the listing came to its end.
         others: Folders of which something is not listed here.
     """
 

@@ -97,8 +97,8 @@ class SegmentCopy:
     def sync(self) -> None:
         """Make what is copied durable. Safe beside `append`.
 
-        Called after each step: producers, whose records are flushed to the same disk, wait for a
-        step or two, not for a whole segment.
+        Called for each step: producers, whose records are flushed to the same disk, do not wait for
+        a whole segment.
 
         Raises:
             OSError: That failed.

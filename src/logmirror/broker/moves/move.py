@@ -154,12 +154,16 @@ class Move:
     @property
     def copied_bytes(self) -> int:
         """The size of what the copy has of the log. Safe from any thread."""
-        log, copied, copy = self.log, {*self.copied, self.finishing}, self.copy
+        log, copied, copy, finishing = self.log, self.copied, self.copy, self.finishing
         if self.state is MoveState.FAILED:
             return self.failed_bytes
         if self.state is MoveState.FOLLOWING:
             return log.size_bytes
-        done = sum(segment.size_bytes for segment in tuple(log.segments) if segment in copied)
+        done = sum(
+            segment.size_bytes
+            for segment in tuple(log.segments)
+            if segment in copied or segment is finishing
+        )
         return done + (self.position if copy is not None else 0)
 
     @property
