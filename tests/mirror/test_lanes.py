@@ -172,7 +172,14 @@ def two_lanes(*, stalls="store"):
     finally:
         stall.released.set()
         made.stop()
-        thread.join(30)
+        # A stalled lane that `run` did not wait for ends here: it would write into the next test.
+        for each in (thread, *_lanes()):
+            each.join(60)
+        assert not [each for each in (thread, *_lanes()) if each.is_alive()]
+
+
+def _lanes():
+    return [each for each in threading.enumerate() if each.name.startswith("lane-")]
 
 
 def ends(store):
