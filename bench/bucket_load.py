@@ -1,6 +1,6 @@
 """Producing to and reading from a log dir in a bucket; JSON on stdout.
 
-    python bench/bucket_load.py [--seconds N] [--megabytes N]
+    python bench/bucket_load.py [--seconds N] [--megabytes N] [--rounds N]
 
 Versity's S3 gateway and the broker run on this machine, with the broker's defaults: a response to
 `acks=all` waits for the commit object. Each of 1, 8 and 32 producers keeps a number of records of
@@ -11,15 +11,16 @@ Versity's S3 gateway and the broker run on this machine, with the broker's defau
     requests_s      requests to the bucket for each second, of all kinds
     requests, commits    the same requests, and commit objects, for 10,000 acknowledged records
 
-Apache Kafka on disk is measured in the same way, for scale. `catch_up` reads a topic with kcat:
-`cold` from a broker on a new machine, `again` from its copies, and `client` gets the same objects
-one after the other with the S3 client alone, in MB/s.
+Apache Kafka on disk is measured in the same way, for scale. `catch_up` reads a topic with kcat, in
+rounds: `cold` from a broker on a new machine, `again` from its copies, and `client` gets the same
+objects one after the other with the S3 client alone, in MB/s.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -35,6 +36,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from confluent_kafka import Producer  # noqa: E402  # after the path is set
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402  # as above
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # as above
+from reading import TO_THE_END  # noqa: E402  # as above
 
 from kit.judges.clients import kcat  # noqa: E402  # as above
 from kit.judges.scrape import ask  # noqa: E402  # as above
@@ -169,8 +171,8 @@ def fill(bootstrap: str, topic: str, megabytes: int) -> int:
 
 def read_mb_s(bootstrap: str, topic: str, records: int) -> float:
     began_s = time.perf_counter()
-    at = ("-C", "-b", bootstrap, "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%p\\n")
-    found = kcat(*at, timeout_s=TIMEOUT_S).count(b"\n")
+    at = ("-C", "-b", bootstrap, "-t", topic, "-o", "beginning", "-f", "%p\\n")
+    found = kcat(*at, *TO_THE_END, timeout_s=TIMEOUT_S).count(b"\n")
     if found != records:
         message = f"{found} records instead of {records}"
         raise RuntimeError(message)
@@ -188,24 +190,28 @@ def client_mb_s(server: S3Server, bucket: str, topic: str) -> float:
     return size / (time.perf_counter() - began_s) / 1e6
 
 
-def catch_up(folder: Path, server: S3Server, megabytes: int) -> dict[str, float]:
-    """Read what another machine has written."""
-    bucket, topic = server.new_bucket(), "catch-up"
-    with ExitStack() as running:
-        first = running.enter_context(BucketBroker(folder / "first", server, bucket))
+def catch_up(folder: Path, server: S3Server, megabytes: int, rounds: int) -> list[dict[str, float]]:
+    """Read what another machine has written, on a new machine in each round."""
+    bucket, topic, found = server.new_bucket(), "catch-up", []
+    with BucketBroker(folder / "first", server, bucket) as first:
         records = fill(first.bootstrap, topic, megabytes)
-        first.stop()
-        second = running.enter_context(BucketBroker(folder / "second", server, bucket))
-        cold = read_mb_s(second.bootstrap, topic, records)
-        again = read_mb_s(second.bootstrap, topic, records)
-    alone = client_mb_s(server, bucket, topic)
-    return {"cold_mb_s": cold, "again_mb_s": again, "client_mb_s": alone}
+    for number in range(rounds):
+        work = folder / f"machine-{number}"
+        with BucketBroker(work, server, bucket) as broker:
+            cold = read_mb_s(broker.bootstrap, topic, records)
+            again = read_mb_s(broker.bootstrap, topic, records)
+        shutil.rmtree(work)
+        alone = client_mb_s(server, bucket, topic)
+        found.append({"cold_mb_s": cold, "again_mb_s": again, "client_mb_s": alone})
+        print("catch-up", json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--megabytes", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     cases = [Case(p, n, w) for w in IN_FLIGHT for n in PARTITIONS for p in PRODUCERS]
     found: dict[str, dict[str, float]] = {}
@@ -226,7 +232,7 @@ def main() -> None:
             if case.partitions == PARTITIONS[1]:
                 kafka[key] = produced(disk.bootstrap, case, options.seconds)
                 print("Kafka", key, json.dumps(kafka[key]), file=sys.stderr, flush=True)
-        reading = catch_up(folder, server, options.megabytes)
+        reading = catch_up(folder, server, options.megabytes, options.rounds)
     result = {"bucket": found, "kafka": kafka, "catch_up": reading}
     print(json.dumps({**result, "megabytes": options.megabytes}))
 

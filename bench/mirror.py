@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 import measured  # noqa: E402  # after the path is set
+from reading import TO_THE_END  # noqa: E402  # as above
 
 from kit.servers.kafka import ApacheKafka  # noqa: E402  # after the path is set
 from kit.servers.machine import cache_folder, program  # noqa: E402  # after the path is set
@@ -60,7 +61,7 @@ def fill(kafka: ApacheKafka, records: int) -> None:
 
 def kcat(kafka: ApacheKafka, _folder: Path, stdout: Path | None = None) -> dict:
     command = [program("kcat"), "-C", "-b", kafka.bootstrap, "-t", TOPIC, "-o", "beginning"]
-    cost = measured.run([*command, "-e", "-q"], stdout=stdout)
+    cost = measured.run([*command, *TO_THE_END], stdout=stdout)
     return {"flow_s": cost.wall_s, "wall_s": cost.wall_s, "cpu_s": cost.cpu_s}
 
 

@@ -264,7 +264,7 @@ def main() -> None:
         "mirror": run("mirror.py", "--records", options.records, "--rounds", options.rounds),
         "archives": run("archives.py"),
         "mounted": run("mounted_start.py", "--rounds", options.rounds),
-        "restore": run("restore.py", "--rounds", options.rounds),
+        "restore": run("restore.py"),
         "snapshots": run("snapshots.py"),
         "broker": run("broker_start.py", "--rounds", options.rounds),
         "load": run("broker_load.py", "--rounds", options.rounds),

@@ -33,7 +33,7 @@ from logmirror.broker.housekeeping import Housekeeping
 from logmirror.broker.log.batch_check import RECORD_CHECK
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
-from logmirror.broker.log.segment_cache import DEFAULT_LOADED_SEGMENTS, SegmentCache
+from logmirror.broker.log.segment_cache import AHEAD, DEFAULT_LOADED_SEGMENTS, SegmentCache
 from logmirror.broker.log_dirs.holding import held_dir
 from logmirror.broker.log_dirs.placement import (
     PRIVATE,
@@ -263,9 +263,10 @@ def _disk(max_files: int, bucket: BucketLogs | None) -> tuple[Disk, SegmentCache
     max_loaded = min(DEFAULT_LOADED_SEGMENTS, max_files // 2)
     if bucket is None:
         disk = Disk(max_files=max_files)
-        return disk, SegmentCache(disk, max_loaded=max_loaded)
+        return disk, SegmentCache(disk, max_loaded=max_loaded, ahead=AHEAD)
     bucket.disk.max_files = max_files
-    return bucket.disk, SegmentCache(bucket.disk, max_loaded=max_loaded, parts=bucket.disk.part)
+    part = bucket.disk.part
+    return bucket.disk, SegmentCache(bucket.disk, max_loaded=max_loaded, parts=part, ahead=AHEAD)
 
 
 def _commits(

@@ -1,12 +1,11 @@
-"""A consumer that comes from one segment finds the next one here; every object is fetched once.
+"""A consumer that comes from one segment finds the next ones here; every object is fetched once.
 
-Method: the working folder on a store in memory, whose requests the test holds back; and a real
-broker behind a proxy that counts the requests to the bucket.
+Method: a partition's log over a working folder and a store in memory, whose requests the test holds
+back; and a real broker behind a proxy that counts the requests to the bucket.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,101 +17,165 @@ from broker.bucket.test_statements_of_reads import BATCHES, expected, read_all, 
 from kit.judges.partition_client import PartitionClient
 from kit.runs.commands import wait_until
 from logmirror.broker.bucket.files import BucketDisk
+from logmirror.broker.log.file_names import sealed_path
+from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.log.reading import ColdSegmentError
+from logmirror.broker.log.segment import Segment
+from logmirror.broker.log.segment_cache import AHEAD, SegmentCache
 from logmirror.errors import UnavailableError
 from logmirror.testing.memory_store import MemoryStore
+from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+SEGMENTS = 10
 
 
 class Held:
-    """A working folder of ten files of 100 bytes, whose requests wait for the test."""
+    """A log of ten sealed segments, 0 to 9, of a record each; requests for them wait."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.store = folder, MemoryStore()
-        for number in range(10):
-            self.store.objects[f"b/{number}"] = bytes(100)
-        self.asked: list[str] = []
+    def __init__(self, folder: Path, *, ahead: int = AHEAD) -> None:
+        self.store, segments = MemoryStore(), []
+        for offset in range(SEGMENTS):
+            data = encode_reference([Record(offset, 1000, 0, None, b"value", ())])
+            path = sealed_path(folder, offset, offset + 1)
+            self.store.objects[f"b/{path.name}"] = data
+            segments.append(Segment(folder, offset, offset + 1, len(data)))
+        self.asked: list[int] = []
         self.may_end, self.fails = threading.Event(), False
         self.store.before = self._before
         self.disk = BucketDisk(self.store, cache_bytes=10_000)
         self.disk.connect(folder, "b")
+        self.cache = SegmentCache(self.disk, ahead=ahead)
+        self.log = PartitionLog(
+            folder, disk=self.disk, cache=self.cache, segment_bytes=1000, segments=segments
+        )
 
     def _before(self, operation: str, name: str) -> None:
         if operation == "open":
-            self.asked.append(name)
+            self.asked.append(int(name.partition("/")[2].partition("-")[0]))
             assert self.may_end.wait(30)
             if self.fails:
                 raise UnavailableError("away")
 
-    def read_ahead(self, number: int) -> None:
-        self.disk.read_ahead(self.folder / str(number))
+    def ahead(self, *numbers: int) -> None:
+        self.cache.read_ahead(self.segment(number) for number in numbers)
 
-    def open(self, number: int) -> int:
-        file = self.disk.open_for_reading(self.folder / str(number))
-        return os.fstat(file.fd).st_size
+    def segment(self, number: int) -> Segment:
+        return self.log.segments[number]
 
-    def wait_for(self, count: int) -> None:
-        wait_until(lambda: len(self.asked) == count, what=lambda: f"{self.asked}")
+    def load(self, number: int) -> int:
+        return self.cache.loaded(self.segment(number))[1].offsets[0]
+
+    def read(self, offset: int, max_bytes: int = 10) -> None:
+        """Read like the fetch handler."""
+        while True:
+            try:
+                assert self.log.read(offset, max_bytes, at_least_one=True)
+            except ColdSegmentError as cold:
+                self.cache.loaded(cold.segment)
+            else:
+                return
+
+    def wait_for(self, *numbers: int) -> None:
+        wait_until(lambda: sorted(self.asked) == sorted(numbers), what=lambda: f"{self.asked}")
 
 
-def test_a_file_that_is_fetched_ahead_is_not_fetched_again(tmp_path):
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Held]:
+    """A log whose requests end with the test."""
+    made = Held(tmp_path)
+    yield made
+    made.may_end.set()
+
+
+def test_what_follows_is_fetched_when_a_consumer_begins_a_segment(held):
+    held.may_end.set()
+    held.read(3)
+    held.wait_for(3, 4, 5)
+    held.read(4)
+    held.wait_for(3, 4, 5, 6)
+    wait_until(lambda: held.segment(6).file is not None, what=lambda: "segment 6")
+    held.read(5, max_bytes=10_000)  # to the end of what is here, which is the segment before 7
+    held.wait_for(3, 4, 5, 6, 7, 8)
+
+
+def test_nothing_is_fetched_ahead_of_a_consumer_that_begins_inside_a_segment(tmp_path):
+    records = [Record(offset, 1000, 0, None, b"value", ()) for offset in range(2)]
     held = Held(tmp_path)
-    held.read_ahead(3)
-    held.wait_for(1)
+    held.may_end.set()
+    data = b"".join(encode_reference([one]) for one in records)
+    path = sealed_path(tmp_path, 0, 2)
+    held.store.objects[f"b/{path.name}"] = data
+    segments = [Segment(tmp_path, 0, 2, len(data)), *held.log.segments[2:]]
+    held.log = PartitionLog(
+        tmp_path, disk=held.disk, cache=held.cache, segment_bytes=1000, segments=segments
+    )
+    held.read(1)
+    time.sleep(0.3)  # another request would have arrived
+    assert held.asked == [0]
+
+
+def test_a_cache_that_reads_nothing_ahead_fetches_what_is_read(tmp_path):
+    held = Held(tmp_path, ahead=0)
+    held.may_end.set()
+    held.read(3)
+    time.sleep(0.3)  # as above
+    assert held.asked == [3]
+
+
+def test_a_segment_that_is_loaded_ahead_is_not_fetched_again(held):
+    held.ahead(3)
+    held.wait_for(3)
     with ThreadPoolExecutor(3) as pool:
-        opened = [pool.submit(held.open, 3) for _ in range(3)]
-        held.read_ahead(3)
+        loaded = [pool.submit(held.load, 3) for _ in range(3)]
+        held.ahead(3)
         held.may_end.set()
-        assert [one.result(30) for one in opened] == [100] * 3
-    assert held.open(3) == 100
-    held.read_ahead(3)
-    assert held.asked == ["b/3"]
-    assert (held.disk.misses, held.disk.fetched_bytes, held.disk.held_bytes) == (1, 100, 100)
+        assert [one.result(30) for one in loaded] == [3] * 3
+    assert held.load(3) == 3
+    held.ahead(3)
+    assert held.asked == [3]
+    size = held.segment(3).size_bytes
+    assert (held.disk.misses, held.disk.fetched_bytes, held.disk.held_bytes) == (1, size, size)
 
 
-def test_files_that_are_read_at_once_are_fetched_once(tmp_path):
-    held = Held(tmp_path)
+def test_a_segment_that_is_read_by_many_at_once_is_fetched_once(held):
     with ThreadPoolExecutor(4) as pool:
-        opened = [pool.submit(held.open, 7) for _ in range(4)]
-        held.wait_for(1)
+        loaded = [pool.submit(held.load, 7) for _ in range(4)]
+        held.wait_for(7)
         held.may_end.set()
-        assert [one.result(30) for one in opened] == [100] * 4
-    assert held.asked == ["b/7"]
+        assert [one.result(30) for one in loaded] == [7] * 4
+    assert held.asked == [7]
 
 
-def test_a_failure_is_reported_to_all_that_wait_and_not_kept(tmp_path):
-    held = Held(tmp_path)
+def test_a_failure_is_reported_to_all_that_wait_and_not_kept(held):
     held.fails = True
-    held.read_ahead(3)
-    held.wait_for(1)
+    held.ahead(3)
+    held.wait_for(3)
     with ThreadPoolExecutor(2) as pool:
-        opened = pool.submit(held.open, 3)
+        loaded = pool.submit(held.load, 3)
         time.sleep(0.2)  # until it waits
         held.may_end.set()
         with pytest.raises(OSError, match="away"):
-            opened.result(30)
-    assert held.asked == ["b/3"]
+            loaded.result(30)
+    assert held.asked == [3]
     held.fails = False
-    assert held.open(3) == 100
+    assert held.load(3) == 3
 
 
-def test_few_files_are_fetched_ahead_at_the_same_time(tmp_path):
-    held = Held(tmp_path)
-    for number in range(10):
-        held.read_ahead(number)
-    held.wait_for(4)
+def test_few_segments_are_loaded_ahead_at_the_same_time(held):
+    held.ahead(*range(SEGMENTS))
+    held.wait_for(0, 1, 2, 3)
     held.may_end.set()
-    assert held.open(9) == 100
-    held.wait_for(5)
+    assert held.load(9) == 9
+    held.wait_for(0, 1, 2, 3, 9)
 
 
-def test_files_of_other_folders_are_not_fetched(tmp_path):
-    held = Held(tmp_path)
-    held.disk.read_ahead(tmp_path / "other" / "3")
-    held.may_end.set()
-    assert held.open(0) == 100
-    assert held.asked == ["b/0"]
+def test_what_is_loaded_ahead_does_not_evict_what_is_read():
+    assert [SegmentCache(BucketDisk(MemoryStore(), cache_bytes=1), max_loaded=loaded, ahead=2).ahead
+            for loaded in (1, 4, 8, 256)] == [0, 1, 2, 2]  # fmt: skip
 
 
 @pytest.mark.slow

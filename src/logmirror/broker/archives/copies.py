@@ -11,10 +11,10 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logmirror.broker.log.disk import OpenFile
+from logmirror.broker.log.in_progress import InProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,40 +42,29 @@ class LocalCopies:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._held: OrderedDict[Segment, tuple[OpenFile, int]] = OrderedDict()
-        self._making: dict[Segment, Future[OpenFile]] = {}
+        self._making: InProgress[OpenFile] = InProgress()
         self.held_bytes = self.hits = self.misses = 0
 
     def open(self, segment: Segment, write: Callable[[BinaryIO], None]) -> OpenFile:
         """Return the copy of a segment, and set the segment's size; `write` makes it. Blocks."""
+        return self._making.run(segment, lambda: self._opened(segment, write))
+
+    def _opened(self, segment: Segment, write: Callable[[BinaryIO], None]) -> OpenFile:
         with self._lock:
             held = self._held.get(segment)
             if held is not None:
                 self._held.move_to_end(segment)
                 self.hits += 1
                 return held[0]
-            making = self._making.get(segment)
-            if making is None:
-                self.misses += 1
-                mine: Future[OpenFile] = Future()
-                self._making[segment] = mine
-        if making is not None:
-            return making.result()
-        try:
-            file, size_bytes = self._made(write)
-        except BaseException as error:
-            with self._lock:
-                del self._making[segment]
-            mine.set_exception(error)
-            raise
+            self.misses += 1
+        file, size_bytes = self._made(write)
         segment.size_bytes = size_bytes
         with self._lock:
-            del self._making[segment]
             self._held[segment] = file, size_bytes
             self.held_bytes += size_bytes
             gone = self._surplus()
         for one in gone:
             self._cache.close(one)
-        mine.set_result(file)
         return file
 
     def _made(self, write: Callable[[BinaryIO], None]) -> tuple[OpenFile, int]:

@@ -13,12 +13,12 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket.parts import Parts
 from logmirror.broker.bucket.tiling import INDEXED_BYTES
 from logmirror.broker.log.disk import Disk, OpenFile
+from logmirror.broker.log.in_progress import InProgress
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import LogmirrorError
 
@@ -35,9 +35,6 @@ _AGAIN_MS: Final = 60_000
 
 _PLACES: Final = 1_000
 """Segments whose last read is remembered."""
-
-_AHEAD_MAX: Final = 4
-"""Files that are fetched ahead at the same time; further ones wait for the read that needs them."""
 
 
 class BucketDisk(Disk):
@@ -60,8 +57,7 @@ class BucketDisk(Disk):
         self._lock = threading.Lock()
         self._folders: dict[Path, str] = {}
         self._kept: OrderedDict[Path, int] = OrderedDict()
-        self._fetching: dict[Path, Future[None]] = {}
-        self._ahead: set[Path] = set()
+        self._fetching: InProgress[OpenFile] = InProgress()
         self._parts = Parts(store)
         self._read_at_ms: OrderedDict[Path, int] = OrderedDict()
         self.held_bytes = 0
@@ -131,7 +127,7 @@ class BucketDisk(Disk):
             self._read_at_ms[path] = now_ms
             while len(self._read_at_ms) > _PLACES:
                 self._read_at_ms.popitem(last=False)
-            if is_again or path in self._fetching or path in self._ahead:
+            if is_again or path in self._fetching:
                 return None
         try:
             found = self._parts.read(segment, self._name(path), offset, size_bytes)
@@ -142,8 +138,6 @@ class BucketDisk(Disk):
         file, index, fetched = found
         self.misses += 1
         self.fetched_bytes += fetched
-        if offset == segment.first:  # of a consumer that will read on
-            self.read_ahead(path)
         return file, index
 
     def read_start(self, path: Path, size_bytes: int) -> bytes:
@@ -159,51 +153,10 @@ class BucketDisk(Disk):
     def _name(self, path: Path) -> str:
         return f"{self._folders[path.parent]}/{path.name}"
 
-    def read_ahead(self, path: Path) -> None:
-        """See `Disk.read_ahead`."""
-        with self._lock:
-            is_known = path in self._kept or path in self._fetching or path in self._ahead
-            if is_known or path.parent not in self._folders or len(self._ahead) >= _AHEAD_MAX:
-                return
-            self._ahead.add(path)
-        thread = threading.Thread(
-            target=self._fetch_ahead, args=(path,), name="logmirror-read-ahead", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:  # no thread is free: the read that needs the file fetches it
-            with self._lock:
-                self._ahead.discard(path)
-
-    def _fetch_ahead(self, path: Path) -> None:
-        try:
-            self._fetched(path)
-        except OSError:
-            pass  # already said; the read that needs the file tries again
-        finally:
-            with self._lock:
-                self._ahead.discard(path)
-
     def _fetched(self, path: Path) -> OpenFile:
         """Open a file that was missing; wait for the fetch in progress, if there is one."""
-        with self._lock:
-            other = self._fetching.get(path)
-            if other is None:
-                mine = self._fetching[path] = Future[None]()
-        if other is not None:
-            other.result()  # it ends as the fetch does: each request to the store has a deadline
-            return self._opened(path)
-        try:
-            file = self._opened(path)
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        else:
-            mine.set_result(None)
-            return file
-        finally:
-            with self._lock:
-                del self._fetching[path]
+        # It ends: each request to the store has a deadline.
+        return self._fetching.run(path, lambda: self._opened(path))
 
     def _opened(self, path: Path) -> OpenFile:
         """Open a file that another thread may have fetched, or removed, since it was missing."""

@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
@@ -324,17 +323,7 @@ class _Reading:
                 log.disk_failed(error)
             self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
             return False
-        self._read_ahead(place, segment)
         return True
-
-    def _read_ahead(self, place: int, segment: Segment) -> None:
-        """Ask for the next segment early, if the client comes from the one before."""
-        log, offset = self._log(place), self._wanted[place][1].offset
-        if log is None or segment.source is not None or offset != segment.first:
-            return
-        after = bisect_left(log.segments, segment.next_offset, key=lambda one: one.first)
-        if after < len(log.segments) and log.segments[after].is_sealed:
-            self._broker.cache.read_ahead(log.segments[after])
 
     @contextlib.contextmanager
     def watching(self, moved: _Moved) -> Iterator[bool]:

@@ -95,9 +95,6 @@ class Disk:
         """Open an existing file for reading."""
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
-    def read_ahead(self, path: Path) -> None:
-        """Note that a file will be read soon. Never blocks."""
-
     def read_start(self, path: Path, size_bytes: int) -> bytes:
         """Read the first bytes of a file."""
         file = self.open_for_reading(path)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.log.reading import ReadSegment, StorageError, read_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.disk import OpenFile
@@ -139,12 +140,24 @@ class ReadableLog:
     ) -> tuple[list[FileRange], int]:
         """Find whole batches before an offset; returns them, and an offset that none reaches."""
         self.check_online()
-        parts = (
-            ReadSegment(found, pinned.get(found) or self._cache.if_loaded(found), size_bytes)
-            for found in self._segments.starting_at(offset)
-            for size_bytes in (self._readable_bytes(found),)
-        )
-        return read_batches(parts, offset, before, left, at_least_one=at_least_one)
+        last: Segment | None = None
+
+        def parts() -> Iterator[ReadSegment]:
+            nonlocal last
+            for last in self._segments.starting_at(offset):
+                loaded = pinned.get(last) or self._cache.if_loaded(last)
+                yield ReadSegment(last, loaded, self._readable_bytes(last))
+
+        found = read_batches(parts(), offset, before, left, at_least_one=at_least_one)
+        if last is not None and offset <= last.first and self._cache.ahead:
+            self._read_ahead(last)
+        return found
+
+    def _read_ahead(self, segment: Segment) -> None:
+        """Load what a consumer needs next that has come to the first record of a segment."""
+        following = islice(self._segments.starting_at(segment.first), self._cache.ahead + 1)
+        missing = (one for one in following if one.is_sealed and one.file is None)
+        self._cache.read_ahead(islice(missing, self._cache.ahead))
 
     def _readable_bytes(self, segment: Segment) -> int:
         if segment.next_offset <= self.high_watermark:

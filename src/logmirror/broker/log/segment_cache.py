@@ -4,6 +4,9 @@ It bounds file descriptors and memory for any number of partitions and segments.
 progress holds its own reference to the file, so eviction does not affect it; `is_full` reports when
 responses hold too many. An index outlives its file: reopening a file is cheap, building an index
 reads the headers of all batches.
+
+What a sequential consumer reads next is loaded ahead, in threads: so it does not wait while a
+segment is fetched from a bucket, or checked.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import weakref
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.log.in_progress import InProgress
 from logmirror.broker.log.segment_check import load
+from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk, OpenFile
@@ -32,6 +37,12 @@ _FILES_IN_ALL: Final = 4
 MAX_INDEX_ENTRIES: Final = 2_000_000
 """Entries of all indexes, 24 bytes each: 46 MiB, which is 480 segments of 64 MiB."""
 
+AHEAD: Final = 2
+"""How many segments of a partition are loaded ahead of a sequential consumer."""
+
+_AHEAD_IN_ALL: Final = 4
+"""Segments that are loaded ahead at the same time; others wait for the read that needs them."""
+
 
 class SegmentCache:
     """The loaded sealed segments of one broker. Safe to call from several threads.
@@ -41,6 +52,7 @@ class SegmentCache:
         max_loaded: Limit for the files.
         max_index_entries: Limit for the indexes.
         parts: Returns a part of a segment that is not here, or None; see `loaded_at`.
+        ahead: How many segments of a partition are loaded ahead.
     """
 
     def __init__(
@@ -50,8 +62,10 @@ class SegmentCache:
         max_loaded: int = DEFAULT_LOADED_SEGMENTS,
         max_index_entries: int = MAX_INDEX_ENTRIES,
         parts: Callable[[Segment, int, int], tuple[OpenFile, SparseIndex] | None] | None = None,
+        ahead: int = 0,
     ) -> None:
         self._disk, self._parts = disk, parts
+        self.ahead = min(ahead, max_loaded // 4)  # what is loaded ahead must not be evicted by it
         self._max_loaded = max_loaded
         self._max_index_entries = max_index_entries
         self._lock = threading.Lock()
@@ -59,6 +73,8 @@ class SegmentCache:
         self._indexes: OrderedDict[Segment, int] = OrderedDict()
         self._index_entries = 0
         self._files: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+        self._loading: InProgress[tuple[OpenFile, SparseIndex]] = InProgress()
+        self._loading_ahead: set[Segment] = set()
 
     @property
     def is_full(self) -> bool:
@@ -76,8 +92,11 @@ class SegmentCache:
             CorruptionError: The file was damaged since its check.
         """
         found = self.if_loaded(segment)
+        return found or self._loading.run(segment, lambda: self._load(segment))
+
+    def _load(self, segment: Segment) -> tuple[OpenFile, SparseIndex]:
+        found = self.if_loaded(segment)
         if found is None:
-            # Without the lock: two threads may load the same segment, which only wastes work.
             file, index = self._opened(segment), segment.index
             if index is None or not segment.is_checked:
                 index = load(segment, file)
@@ -96,17 +115,45 @@ class SegmentCache:
             size_bytes: How much is wanted.
         """
         found = self.if_loaded(segment)
-        if found is None and self._parts is not None:
+        is_coming = segment in self._loading or segment in self._loading_ahead
+        if found is None and self._parts is not None and not is_coming:
             found = self._parts(segment, offset, size_bytes)
             if found is not None:
                 with self._lock:
                     self._files.add(found[0])
         return found or self.loaded(segment)
 
-    def read_ahead(self, segment: Segment) -> None:
-        """Note that a sealed segment will be read soon. Never blocks."""
-        if segment.source is None and segment.file is None:
-            self._disk.read_ahead(segment.path)
+    def read_ahead(self, segments: Iterable[Segment]) -> None:
+        """Load sealed segments that will be read soon, in threads of their own. Never blocks.
+
+        Not those of archives: to check and convert them keeps all cores busy as it is.
+        """
+        for segment in segments:
+            with self._lock:
+                is_here = segment.file is not None and segment.index is not None
+                is_coming = segment in self._loading_ahead or segment in self._loading
+                if is_here or is_coming or segment.source is not None:
+                    continue
+                if len(self._loading_ahead) >= _AHEAD_IN_ALL:
+                    return
+                self._loading_ahead.add(segment)
+            thread = threading.Thread(
+                target=self._load_ahead, args=(segment,), name="logmirror-read-ahead", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is free: the read that needs the segment loads it
+                with self._lock:
+                    self._loading_ahead.discard(segment)
+
+    def _load_ahead(self, segment: Segment) -> None:
+        try:
+            self.loaded(segment)
+        except (LogmirrorError, OSError):
+            pass  # the read that needs the segment tries again, and reports it
+        finally:
+            with self._lock:
+                self._loading_ahead.discard(segment)
 
     def _opened(self, segment: Segment) -> OpenFile:
         if segment.source is not None:
