@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from logmirror.broker.protocol.connections import Connections
 
 _LOG: Final = logging.getLogger(__name__)
-SEND_BYTES: Final = 1024 * 1024
+SEND_BYTES: Final = 512 * 1024
 """Bytes read from a file and written to the transport at once; more only costs memory."""
 
 MAX_OVERLAPPING: Final = 256
