@@ -227,6 +227,14 @@ def test_a_large_batch_among_small_ones_is_passed_through():
     assert shapes(data, merge_below_bytes=500) == expected
 
 
+def test_batches_are_merged_while_that_costs_less_than_a_request():
+    """Three of 256 KiB, as a mounted archive serves them, are one; of 400 KiB each is its own."""
+    data = b"".join(dense(at, 256, 1000) for at in range(0, 768, 256))
+    assert shapes(data) == [(0, 768, False)]
+    data = b"".join(dense(at, 400, 1000) for at in range(0, 1200, 400))
+    assert shapes(data) == [(0, 400, True), (400, 400, True), (800, 400, True)]
+
+
 def test_a_small_batch_without_a_neighbour_is_passed_through():
     other_codec = dense(2, 2, codec=Codec.GZIP)
     behind_a_gap = dense(9, 2)

@@ -10,7 +10,7 @@ passed
   reads them), and the source's checksum still protects them.
 - R2 Small adjacent batches that could be passed through are merged where that costs less than a
   request. A request costs about 0.2 ms of broker CPU and 0.05 ms of client CPU. Uncompressed
-  batches are merged below 128 KiB: 0.2 to 0.3 ms per MB (3 to 4.5 GB/s, records of 100 B and 1
+  batches are merged below 384 KiB: 0.2 to 0.3 ms per MB (3 to 4.5 GB/s, records of 100 B and 1
   KiB). Compressed batches must be decompressed and compressed again: 3 to 4 ms per MB of records
   with any codec; 0.02 to 0.03 ms for a batch of 3 KB, 0.07 ms for 9 KB, 0.2 ms for 30 KB. They are
   merged below 4 KiB, where that saves client CPU, too. A batch that could be passed through is
@@ -98,7 +98,7 @@ class Rebatcher:
         self,
         *,
         max_batch_bytes: int = 1_000_000,
-        merge_below_bytes: int = 128 * 1024,
+        merge_below_bytes: int = 384 * 1024,
         merge_compressed_below_bytes: int = 4 * 1024,
         limits: Limits = _LIMITS,
     ) -> None:
