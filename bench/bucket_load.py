@@ -36,7 +36,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 from confluent_kafka import Producer  # noqa: E402  # after the path is set
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402  # as above
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402  # as above
-from reading import TO_THE_END  # noqa: E402  # as above
+from reading import TO_THE_END, fill_page_cache  # noqa: E402  # as above
 
 from kit.judges.clients import kcat  # noqa: E402  # as above
 from kit.judges.scrape import ask  # noqa: E402  # as above
@@ -191,10 +191,11 @@ def client_mb_s(server: S3Server, bucket: str, topic: str) -> float:
 
 
 def catch_up(folder: Path, server: S3Server, megabytes: int, rounds: int) -> list[dict[str, float]]:
-    """Read what another machine has written, on a new machine in each round."""
+    """Read what another machine has written, on a new one in each round; the page cache is full."""
     bucket, topic, found = server.new_bucket(), "catch-up", []
     with BucketBroker(folder / "first", server, bucket) as first:
         records = fill(first.bootstrap, topic, megabytes)
+    fill_page_cache(folder)
     for number in range(rounds):
         work = folder / f"machine-{number}"
         with BucketBroker(work, server, bucket) as broker:

@@ -89,7 +89,7 @@ def bucket_section(found: dict, takeover: dict, start: dict) -> str:
         + load_table(found)
         + f"\n\n{found['megabytes']} MB of one partition, read with kcat; the client gets the same "
         f"objects one after the other. Medians and ranges of {len(found['catch_up'])} rounds, each "
-        "with a new machine:\n\n"
+        "with a new machine; its page cache is full of other files:\n\n"
         + reading_table(found["catch_up"])
         + "\n\nA standby takes over, after the signal to the owner; a producer sends a record "
         f"every 20 ms. Medians and ranges of {len(takeover['rounds']['killed'])} rounds each:\n\n"
