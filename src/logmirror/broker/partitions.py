@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import MetadataStore, TopicRow
     from logmirror.broker.options import BrokerOptions
-    from logmirror.broker.place_rows import MoveRow
+    from logmirror.broker.place_rows import MoveRow, Residence
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -98,6 +98,7 @@ class Partitions:
         dirs, moves = self.dirs, self._store.moves()
         self._leftovers = Leftovers(dirs, self._disk, moves, self.is_in_bucket)
         if self._bucket is not None:
+            self._leftovers.has_commits = self._bucket.has_commits
             self._bucket.list_all(rows, explicit=self._is_explicit)
         self.ends.keep_only([row.topic_id for row in rows])
         for row in rows if self._bucket is not None else ():
@@ -163,13 +164,16 @@ class Partitions:
         log.take_offline(failure)
         return log
 
-    def finish(self) -> None:
-        """Store what the start has found. Blocks."""
+    def finish(self) -> list[Residence]:
+        """Store what the start has found, and return what is to be removed. Blocks."""
+        left: list[Residence] = []
         if self._leftovers is not None:
-            self._store.change_moves([], self._leftovers.ended)
+            left = self._leftovers.left
+            self._store.change_moves(self._leftovers.renewed, self._leftovers.ended, left)
         self.ends.record_all(self._new_ends)
         self._store.drop_older_durable_ends()
         self._new_ends, self._older = [], {}
+        return left
 
     def left_over(self) -> tuple[list[tuple[MoveRow, Path]], list[Path]]:
         """Return the moves that continue, with their targets, and the folders to be removed."""

@@ -122,7 +122,8 @@ class Topics:
             self._admit(row, self.partitions.opened(row))
             for log in self.by_name[row.name].logs:
                 self._commits.touch(log)
-        self.partitions.finish()
+        for residence in self.partitions.finish():
+            self.remove_residence(residence)
 
     def follow(self, moves: Moves) -> None:
         """Continue the moves between log directories, now that all partitions are open."""

@@ -173,6 +173,13 @@ def test_few_segments_are_loaded_ahead_at_the_same_time(held):
     held.wait_for(0, 1, 2, 3, 9)
 
 
+def test_objects_of_archives_are_not_loaded_ahead(held):
+    held.segment(3).source = object()
+    held.ahead(3, 4)
+    held.wait_for(4)
+    assert [one for one in threading.enumerate() if one.name == "logmirror-read-ahead"][1:] == []
+
+
 def test_what_is_loaded_ahead_does_not_evict_what_is_read():
     assert [SegmentCache(BucketDisk(MemoryStore(), cache_bytes=1), max_loaded=loaded, ahead=2).ahead
             for loaded in (1, 4, 8, 256)] == [0, 1, 2, 2]  # fmt: skip

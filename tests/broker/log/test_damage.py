@@ -25,6 +25,7 @@ from broker.log.test_partition_log import (
     _workload,
 )
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
+from kit.runs.commands import wait_until
 from logmirror.broker.log.batch_scan import find_intact
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.durable_ends import DurableEnd
@@ -301,6 +302,20 @@ def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
         cache.loaded(log.readable_segments()[1][0])  # evicts the first one
 
     assert caplog.text.count("are not served") == 1
+
+
+def test_segments_of_a_directory_are_checked_ahead_of_a_sequential_consumer(tmp_path):
+    folder = tmp_path / "t" / "0"
+    _written(folder, SEGMENT_BYTES)
+    disk = Disk()
+    cache = SegmentCache(disk, ahead=2)
+    log = recover(folder, disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES)
+
+    assert _read_some(log, 0)
+
+    checked = [one.is_checked for one in log.segments]
+    wait_until(lambda: all(one.file for one in log.segments[:3]), what=lambda: f"{checked}")
+    assert [one.is_checked for one in log.segments[:4]] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("is_seen_by_all", [True, False])

@@ -183,6 +183,39 @@ def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, s
         assert [offset for offset, _ in contents(partition)] == [*range(end + 100)]
 
 
+@pytest.mark.move("E72", "E85")
+def test_a_move_with_commits_in_the_chain_is_resumed_as_another_residence(dirs, monkeypatch):
+    """H3: they may hold records that were not acknowledged, and count as left behind."""
+    dirs.create("t")
+    fill(dirs, "t", 20)
+    dirs.broker.kill()
+    monkeypatch.setenv(VARIABLE, "move.arrived")
+    dirs.broker.start()
+    monkeypatch.delenv(VARIABLE)
+    with dirs.partition("t") as partition:  # the start has sealed what there was
+        assert partition.produce(BATCH) == Appended(0, 2_000)
+    with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
+        assert client.move_one("t", dirs.b) == NONE
+    wait_until(lambda: not dirs.broker.alive, what=lambda: "a kill at move.arrived")
+    dirs.broker.kill()
+    folders = lambda: {path.parent.parent for path in dirs.place.matching("t@*/*/*.batches")}  # noqa: E731  # short
+    before = folders()
+    assert len(before) == 1
+    dirs.broker.start()
+    dirs.wait_in("t", dirs.b)
+    dirs.wait_clean("t", "b/0")
+    wait_until(lambda: not folders() & before, what=lambda: f"{folders()}")
+    assert len(folders()) == 1
+    with dirs.partition("t") as partition:
+        assert partition.produce(BATCH) == Appended(0, 2_100)
+        expected = contents(partition)
+        assert len(expected) == 2_200
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert contents(partition) == expected
+
+
 @pytest.mark.move("E20", "E86", "E92")
 @pytest.mark.parametrize("ends", ["cancelled", "deleted"])
 def test_a_move_into_the_bucket_that_does_not_end_leaves_no_object(dirs, ends):

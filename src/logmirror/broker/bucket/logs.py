@@ -160,6 +160,10 @@ class BucketLogs:
         residence_id, number = self._keys[log]
         return Residence(residence_id, log.folder.parent.name, number)
 
+    def has_commits(self, key: Key) -> bool:
+        """Whether the chain has records of a partition; before `opened`."""
+        return key in self._recovered.tails
+
     def has_database(self, name: str) -> bool:
         """Whether the chain has a database; before it is `restored`."""
         return name in self._recovered.databases

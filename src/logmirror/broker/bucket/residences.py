@@ -10,7 +10,9 @@
 - H3 The row has the ID of a residence: 16 random bytes of the move, or the topic's ID for a
   partition that was created in the bucket. It is in the names of the objects and in the commits, in
   the place of the topic's ID. A partition that comes back has another one. So objects and commits
-  of an earlier residence are never taken for its own, and removing them late does no harm.
+  of an earlier residence are never taken for its own, and removing them late does no harm. If a
+  start finds commits of a move but not its row, the move has another ID from then on: these commits
+  may hold records that were not acknowledged, and are not in the old place.
 - H4 Objects of a residence that ended, or never began, are removed after a row of
   `left_partitions` is in the chain.
 """

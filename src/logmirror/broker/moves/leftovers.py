@@ -8,7 +8,8 @@ row, and the target is not given any more   forgotten, if the partition is in on
 For a move from or to a bucket the row of the residence decides (`bucket.residences`):
 
 move into the bucket, and the row is there  moved: the folder on the disk is removed
-move into the bucket, and it is not         continues: the objects are used again
+move into the bucket, and it is not         continues: the objects are used again, unless the chain
+                                            has commits of it
 move out of it, and the row is there        continues: the folder on the disk is its copy
 move out of it, and it is not               moved
 
@@ -22,6 +23,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap, free_name, mark_of
+from logmirror.broker.place_rows import Residence
+from logmirror.clock import new_nonce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +48,10 @@ class Leftovers:
         is_in_bucket: Whether a partition has a residence in the bucket.
 
     Attributes:
+        has_commits: Whether the chain has commits of a residence, by `Residence.key`.
         unfinished: Those that continue, and their targets.
+        renewed: Those of them that have a new residence (H3), as they are now.
+        left: The residences that they had.
         ended: Those that are complete, or forgotten.
         folders: What is to be removed.
     """
@@ -59,7 +65,10 @@ class Leftovers:
     ) -> None:
         self._dirs, self._disk, self._rows = dirs, disk, rows
         self._is_in_bucket = is_in_bucket
+        self.has_commits: Callable[[tuple[bytes, int]], bool] = lambda _key: False
         self.unfinished: list[tuple[MoveRow, Path]] = []
+        self.renewed: list[MoveRow] = []
+        self.left: list[Residence] = []
         self.ended: list[tuple[bytes, int]] = []
         self.folders: list[Path] = []
         self._copies: set[Path] = set()
@@ -82,7 +91,7 @@ class Leftovers:
             if is_in_bucket or len(found) == 1:
                 self.ended.append((move.topic_id, move.partition))
         elif target == self._dirs.work_dir:
-            self._finish_into_bucket(move, target, found, is_in_bucket=is_in_bucket)
+            self._finish_into_bucket(move, target, found, row.name, is_in_bucket=is_in_bucket)
         elif is_in_bucket:
             self._finish_out_of_bucket(move, target, target / row.name / str(partition))
         else:
@@ -101,10 +110,15 @@ class Leftovers:
         self.folders.append(mark_of(new, move.nonce))
 
     def _finish_into_bucket(
-        self, move: MoveRow, target: Path, found: list[Path], *, is_in_bucket: bool
+        self, move: MoveRow, target: Path, found: list[Path], topic: str, *, is_in_bucket: bool
     ) -> None:
-        """See H1 in `bucket.residences`."""
+        """See H1 and H3 in `bucket.residences`."""
         if not is_in_bucket:
+            residence = Residence(move.residence, topic, move.partition)
+            if self.has_commits(residence.key):
+                self.left.append(residence)
+                move = move._replace(nonce=new_nonce() + new_nonce())
+                self.renewed.append(move)
             self.unfinished.append((move, target))
             return
         if len(found) == 1:  # else one was put there by hand
