@@ -305,16 +305,13 @@ def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
 
 
 def test_segments_of_a_directory_are_checked_ahead_of_a_sequential_consumer(tmp_path):
-    folder = tmp_path / "t" / "0"
+    disk, folder = Disk(), tmp_path / "t" / "0"
     _written(folder, SEGMENT_BYTES)
-    disk = Disk()
     cache = SegmentCache(disk, ahead=2)
     log = recover(folder, disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES)
 
     assert _read_some(log, 0)
-
-    checked = [one.is_checked for one in log.segments]
-    wait_until(lambda: all(one.file for one in log.segments[:3]), what=lambda: f"{checked}")
+    wait_until(lambda: all(one.file for one in log.segments[:3]), what=lambda: "the third")
     assert [one.is_checked for one in log.segments[:4]] == [True, True, True, False]
 
 

@@ -44,6 +44,7 @@ _REFUSALS: Final = {
     "503": (503, "SlowDown"),
     "429": (429, "TooManyRequests"),
     "409": (409, "ConditionalRequestConflict"),
+    "409-folder": (409, "ExistingObjectIsDirectory"),
     "200-error": (200, "InternalError"),
     "denied": (403, "AccessDenied"),
     "skewed": (403, "RequestTimeTooSkewed"),
