@@ -55,5 +55,6 @@ def mounted_section(start: dict, restore: dict) -> str:
         + f"\n\n{restore['records']:,} records, {restore['shape']}. Each mounted broker is new, so "
         "its first read checks the objects, and converts those of Parquet and NDJSON. A restore "
         "copies from a mounted archive into Apache Kafka; MirrorMaker 2 is tuned and reads the "
-        "native one.\n\n" + restore_tables(restore)
+        "native one. A warm-up run comes before all and does not count.\n\n"
+        + restore_tables(restore)
     )

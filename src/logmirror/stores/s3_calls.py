@@ -158,7 +158,7 @@ _TRANSIENT: Final = frozenset(
         "409",  # a response without a body, to HEAD
         "BadDigest",  # the body was changed in transit
         "ConditionalRequestConflict",  # another writer writes the same name
-        "ExistingObjectIsDirectory",  # what VersityGW says then; or if the name is a folder
+        "ExistingObjectIsDirectory",  # VersityGW could not put the file in place, for any reason
         "OperationAborted",
         "RequestTimeout",
         "ServiceUnavailable",

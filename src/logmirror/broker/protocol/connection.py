@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 SEND_BYTES: Final = 512 * 1024
-"""Bytes read from a file and written to the transport at once; more only costs memory."""
+"""Bytes read from a file and written to the transport at once. Measured in CPU-s per GB: 0.32 for
+a mirror's fetches and 0.24 for kcat's; with 1 MiB 0.46 and 0.22, with 256 KiB 0.31 and 0.26."""
 
 MAX_OVERLAPPING: Final = 256
 """Limit for Produce requests of one connection in flight; most clients send up to 5."""
