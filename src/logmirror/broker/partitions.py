@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.metadata import MetadataStore, TopicRow
     from logmirror.broker.options import BrokerOptions
-    from logmirror.broker.place_rows import MoveRow, Residence
+    from logmirror.broker.place_rows import MoveRow
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -164,16 +164,13 @@ class Partitions:
         log.take_offline(failure)
         return log
 
-    def finish(self) -> list[Residence]:
-        """Store what the start has found, and return what is to be removed. Blocks."""
-        left: list[Residence] = []
-        if self._leftovers is not None:
-            left = self._leftovers.left
-            self._store.change_moves(self._leftovers.renewed, self._leftovers.ended, left)
+    def finish(self) -> None:
+        """Store what the start has found. Blocks."""
+        if (found := self._leftovers) is not None:
+            self._store.change_moves(found.renewed, found.ended, found.left)
         self.ends.record_all(self._new_ends)
         self._store.drop_older_durable_ends()
         self._new_ends, self._older = [], {}
-        return left
 
     def left_over(self) -> tuple[list[tuple[MoveRow, Path]], list[Path]]:
         """Return the moves that continue, with their targets, and the folders to be removed."""

@@ -114,7 +114,6 @@ class Topics:
         """
         for row in self._store.deleting():
             self._remove_files(row, ())
-        self._remove_residences()
         rows = self._store.topics()
         self._check_accepted(rows)
         self.partitions.begin(rows)
@@ -122,8 +121,8 @@ class Topics:
             self._admit(row, self.partitions.opened(row))
             for log in self.by_name[row.name].logs:
                 self._commits.touch(log)
-        for residence in self.partitions.finish():
-            self.remove_residence(residence)
+        self.partitions.finish()
+        self._remove_residences()
 
     def follow(self, moves: Moves) -> None:
         """Continue the moves between log directories, now that all partitions are open."""
