@@ -173,14 +173,24 @@ def test_few_segments_are_loaded_ahead_at_the_same_time(held):
     held.wait_for(0, 1, 2, 3, 9)
 
 
-def test_objects_of_archives_are_not_loaded_ahead(held):
+def test_an_archive_whose_store_hangs_keeps_nothing_else_from_being_loaded_ahead(held):
     class Source:
-        def open(self, _segment: Segment) -> None:
-            held.may_end.wait(30)
+        def __init__(self) -> None:
+            self.executor = object()
 
-    held.segment(3).source = Source()
-    held.ahead(3, 4)
-    assert held.cache._loading_ahead == {held.segment(4)}  # noqa: SLF001  # what is begun
+        def open(self, _segment: Segment) -> None:
+            assert held.may_end.wait(30)
+            raise UnavailableError("away")
+
+    hanging, other = Source(), Source()
+    for number in (0, 1, 2):
+        held.segment(number).source = hanging
+    held.segment(3).source = other
+    held.ahead(0, 1, 2)
+    held.ahead(3)
+    held.ahead(4, 5, 6, 7, 8)
+    begun = {held.segment(number) for number in (0, 1, 3, 4, 5, 6, 7)}
+    assert held.cache._loading_ahead == begun  # noqa: SLF001  # what is begun
 
 
 def test_what_is_loaded_ahead_does_not_evict_what_is_read():

@@ -6,7 +6,7 @@ responses hold too many. An index outlives its file: reopening a file is cheap, 
 reads the headers of all batches.
 
 What a sequential consumer reads next is loaded ahead, in threads: so it does not wait while a
-segment is fetched from a bucket, or checked.
+segment is fetched from a bucket, checked, or converted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk, OpenFile
@@ -40,8 +41,11 @@ MAX_INDEX_ENTRIES: Final = 2_000_000
 AHEAD: Final = 2
 """How many segments of a partition are loaded ahead of a sequential consumer."""
 
-_AHEAD_IN_ALL: Final = 4
-"""Segments that are loaded ahead at the same time; others wait for the read that needs them."""
+_AHEAD_AT_ONCE: Final = 4
+"""Segments of log dirs that are loaded ahead at the same time; others wait for their read."""
+
+_AHEAD_OF_ARCHIVE: Final = 2
+"""The same for each archive, apart, because its store may hang. Conversions use whole cores."""
 
 
 class SegmentCache:
@@ -124,17 +128,14 @@ class SegmentCache:
         return found or self.loaded(segment)
 
     def read_ahead(self, segments: Iterable[Segment]) -> None:
-        """Load sealed segments that will be read soon, in threads of their own. Never blocks.
-
-        Not those of archives: to check and convert them keeps all cores busy as it is.
-        """
+        """Load sealed segments of a partition that will be read soon, in threads. Never blocks."""
         for segment in segments:
             with self._lock:
                 is_here = segment.file is not None and segment.index is not None
                 is_coming = segment in self._loading_ahead or segment in self._loading
-                if is_here or is_coming or segment.source is not None:
+                if is_here or is_coming:
                     continue
-                if len(self._loading_ahead) >= _AHEAD_IN_ALL:
+                if not self._may_load_ahead(segment):
                     return
                 self._loading_ahead.add(segment)
             thread = threading.Thread(
@@ -145,6 +146,11 @@ class SegmentCache:
             except RuntimeError:  # no thread is free: the read that needs the segment loads it
                 with self._lock:
                     self._loading_ahead.discard(segment)
+
+    def _may_load_ahead(self, segment: Segment) -> bool:
+        place = _archive(segment)
+        most = _AHEAD_AT_ONCE if place is None else _AHEAD_OF_ARCHIVE
+        return sum(_archive(one) is place for one in self._loading_ahead) < most
 
     def _load_ahead(self, segment: Segment) -> None:
         try:
@@ -235,3 +241,8 @@ class SegmentCache:
                 self._index_entries -= entries
                 self._loaded.pop(oldest, None)
                 oldest.file = oldest.index = None
+
+
+def _archive(segment: Segment) -> Executor | None:
+    """What all segments of an archive have in common; None: of a log dir."""
+    return None if segment.source is None else segment.source.executor
