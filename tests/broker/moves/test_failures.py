@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.runs.moving_log import KEY, ROW, Life, Rows, check, prepare, run
+from kit.runs.moving_log import KEY, ROW, Life, Rows, check, prepare, run, until
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment import Segment
@@ -27,7 +27,6 @@ from logmirror.broker.place_rows import MoveRow
 from logmirror.errors import CorruptionError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -38,14 +37,6 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if is_true():
-            return
-        await asyncio.sleep(0)
-    raise TimeoutError
 
 
 async def until_failed(life: Life) -> None:

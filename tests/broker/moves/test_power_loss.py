@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.runs.moving_log import Life, Rows, check, prepare, run, scenario
+from kit.runs.moving_log import (
+    Life,
+    Rows,
+    check,
+    contents,
+    prepare,
+    run,
+    scenario,
+    until,
+    value,
+)
 from kit.tiers import sized
 from logmirror.broker.log_dirs.placement import absolute
 from logmirror.broker.moves import mover
@@ -94,6 +104,47 @@ def restart(after: Life) -> None:
 
     assert not run(after, again)
     assert not after.rows.rows
+
+
+@pytest.mark.move("E42")
+def test_e42_what_the_source_has_lost_does_not_come_back_from_the_copy(tmp_path):
+    """The copy of flushed segments survived, the source did not: it is shorter, and written on."""
+    root, rows = prepare(tmp_path / "disks"), Rows()
+    life = Life(root, rows, random.Random(2))
+
+    async def half() -> None:
+        await life.start()
+        await life.write(60)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("b")
+        [move] = life.moves.all
+        await until(lambda: len(move.copied) >= 10)
+        await life.moves.close()
+
+    assert not run(life, half)
+    segments = [one for one in life.log.segments if one.is_sealed]
+    end = segments[4].next_offset
+    wanted = [one for one in contents(life.log) if one[0] < end]
+    for path in life.log.folder.iterdir():
+        if path.name.endswith(".open") or path in {one.path for one in segments[5:]}:
+            path.unlink()
+    after = Life(root, rows, random.Random(2), appended=70, acked=end)
+
+    async def again() -> None:
+        await after.start()
+        assert after.log.log_end == end
+        assert after.place == "a"
+        await after.write(20)
+        await after.commits.flushed(after.log, after.log.log_end)
+        await after.quiet()
+        await after.moves.close()
+
+    assert not run(after, again)
+    assert after.place == "b"
+    other = [value(70 + number, place) for number in range(20) for place in (0, 1)]
+    assert contents(after.log) == [*wanted, *enumerate(other, end)]
+    files = {one.path.name for one in after.log.segments if one.is_sealed}
+    assert {path.name for path in after.log.folder.glob("[0-9]*")} == files
 
 
 @pytest.mark.thinned

@@ -206,6 +206,15 @@ class Life:
         raise AssertionError([(move.state, move.failure) for move in self.moves.all])
 
 
+async def until(is_true: Callable[[], bool]) -> None:
+    """Let everything proceed until a condition is true."""
+    for _ in range(20_000):
+        if is_true():
+            return
+        await asyncio.sleep(0)
+    raise TimeoutError
+
+
 def append(log: PartitionLog, number: int) -> None:
     batch = bytearray(
         encode_reference([Record(n, 1_000 + number, 0, None, value(number, n), ()) for n in (0, 1)])

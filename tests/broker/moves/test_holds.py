@@ -1,0 +1,123 @@
+"""Goal: a move holds up producers and consumers for a rename only, however large the partition is.
+
+Method: the real log and moves on a model of disks (`moving_log`): what a step does, and which calls
+of the disk the event loop makes while appends wait. How long these take, `bench/moves.py` measures.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.runs.moving_log import Life, Rows, check, prepare, run, until
+from logmirror.broker.moves import copier, mover
+from logmirror.broker.moves.copying import SegmentCopy
+from logmirror.broker.moves.move import MoveState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from logmirror.broker.moves.move import Move
+
+STEP_BYTES = 200
+"""Less than two batches."""
+
+LAST_BYTES = 400
+"""Less than three."""
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mover, "_RETRY_S", 0)
+
+
+@pytest.mark.move("E45")
+def test_e45_records_are_produced_and_read_while_a_step_of_the_copy_hangs(tmp_path, monkeypatch):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
+    append, is_held, steps = SegmentCopy.append, [True], [0]
+    in_threads, on_loop = list[int](), list[int]()
+
+    def hanging(copy: SegmentCopy, end: int, limit_bytes: int) -> int:
+        steps[0] += 1
+        while is_held[0]:
+            life.disk.sync(copy.file)  # a step of the executor, see `Stepped`
+        count = append(copy, end, limit_bytes)
+        is_on_loop = threading.current_thread() is threading.main_thread()
+        (on_loop if is_on_loop else in_threads).append(count)
+        return count
+
+    monkeypatch.setattr(SegmentCopy, "append", hanging)
+    monkeypatch.setattr(copier, "_STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr(copier, "_SHORT_STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr(copier, "_LAST_BYTES", LAST_BYTES)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(30)
+        await life.move("b")
+        await until(lambda: steps[0] > 0)
+        await life.write(10)
+        await life.commits.flushed(life.log, life.log.log_end)
+        assert life.acked == 80
+        found, _ = life.log.read_committed(78, 1000, at_least_one=True)
+        assert found
+        assert (steps, in_threads, on_loop, life.place) == ([1], [], [], "a")
+        is_held[0] = False
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    assert life.place == "b"
+    batch_bytes = life.log.size_bytes / life.appended
+    assert len(in_threads) > life.appended / 3
+    assert max(in_threads) < STEP_BYTES + 1.1 * batch_bytes
+    assert 0 < max(on_loop) <= LAST_BYTES
+
+
+def calls_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch, batches: int) -> list[str]:
+    """Calls of the disk on the event loop in the attempt to swap that succeeds."""
+    life = Life(prepare(folder), Rows(), random.Random(3))
+    try_swap, before = mover.Moves._try_swap, life.disk.before  # noqa: SLF001  # the hold
+    calls: list[str] = []
+
+    def noted(count: int, call: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            calls.append(call)
+        before(count, call)
+
+    def watched(moves: mover.Moves, move: Move) -> None:
+        if move.state is MoveState.FOLLOWING:
+            calls.clear()
+        try_swap(moves, move)
+        if move.state is MoveState.MOVED and not found:
+            found.append(calls.copy())
+
+    life.disk.before = noted
+    found: list[list[str]] = []
+    monkeypatch.setattr(mover.Moves, "_try_swap", watched)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(batches)
+        await life.move("b")
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    assert life.place == "b"
+    monkeypatch.undo()
+    return found[0]
+
+
+@pytest.mark.move("E60")
+def test_e60_appends_wait_for_one_rename_however_large_the_log_is(tmp_path, monkeypatch):
+    small = calls_of_a_swap(tmp_path / "small", monkeypatch, 3)
+    large = calls_of_a_swap(tmp_path / "large", monkeypatch, 300)
+    assert small == large
+    assert len(small) == 1
+    assert small[0].startswith("rename")
