@@ -175,8 +175,8 @@ def test_few_segments_are_loaded_ahead_at_the_same_time(held):
 
 def test_an_archive_whose_store_hangs_keeps_nothing_else_from_being_loaded_ahead(held):
     class Source:
-        def __init__(self) -> None:
-            self.executor = object()
+        def __init__(self, *, is_loaded_ahead: bool = True) -> None:
+            self.executor, self.is_loaded_ahead = object(), is_loaded_ahead
 
         def open(self, _segment: Segment) -> None:
             assert held.may_end.wait(30)
@@ -186,10 +186,11 @@ def test_an_archive_whose_store_hangs_keeps_nothing_else_from_being_loaded_ahead
     for number in (0, 1, 2):
         held.segment(number).source = hanging
     held.segment(3).source = other
+    held.segment(4).source = Source(is_loaded_ahead=False)
     held.ahead(0, 1, 2)
     held.ahead(3)
-    held.ahead(4, 5, 6, 7, 8)
-    begun = {held.segment(number) for number in (0, 1, 3, 4, 5, 6, 7)}
+    held.ahead(4, 5, 6, 7, 8, 9)
+    begun = {held.segment(number) for number in (0, 1, 3, 5, 6, 7, 8)}
     assert held.cache._loading_ahead == begun  # noqa: SLF001  # what is begun
 
 

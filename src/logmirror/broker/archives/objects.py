@@ -21,7 +21,7 @@ import threading
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from logmirror.archive.naming import NATIVE, PARQUET, format_name, partition_of
+from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name, partition_of
 from logmirror.broker.archives.witness import check_native, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
@@ -111,6 +111,7 @@ class Objects:
         self._back_off = back_off
         self.executor = executor
         self._utf8 = utf8
+        self.is_loaded_ahead = extension != NDJSON  # to parse JSON holds Python's lock: no gain
         self._damaged: dict[Segment, BackOff] = {}
         self.is_outdated = False
         """Whether an object was gone when it was opened, so that the folder is listed again."""

@@ -156,6 +156,9 @@ class SegmentSource(Protocol):
     executor: Executor
     """For opening its objects."""
 
+    is_loaded_ahead: bool
+    """Whether it pays to open an object before a consumer has come to it."""
+
     def path(self, segment: Segment) -> Path:
         """Return the object's path, for messages."""
         ...

@@ -133,7 +133,7 @@ class SegmentCache:
             with self._lock:
                 is_here = segment.file is not None and segment.index is not None
                 is_coming = segment in self._loading_ahead or segment in self._loading
-                if is_here or is_coming:
+                if is_here or is_coming or not _is_loaded_ahead(segment):
                     continue
                 if not self._may_load_ahead(segment):
                     return
@@ -241,6 +241,10 @@ class SegmentCache:
                 self._index_entries -= entries
                 self._loaded.pop(oldest, None)
                 oldest.file = oldest.index = None
+
+
+def _is_loaded_ahead(segment: Segment) -> bool:
+    return segment.source is None or segment.source.is_loaded_ahead
 
 
 def _archive(segment: Segment) -> Executor | None:
