@@ -18,6 +18,7 @@ from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log.shadow import Shadow
+from logmirror.broker.log.sync_job import SyncJob
 from logmirror.broker.log_dirs.placement import LogDirs, absolute
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "_RETRY_S", 0)
+
+
+STEPS = 8
 
 
 def full(*_: object) -> None:
@@ -89,13 +93,14 @@ def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
     assert [path.name for path in (tmp_path / "dirs").glob("*/t/*")] == ["0"]
 
 
-@pytest.mark.parametrize("is_written", [False, True])
+@pytest.mark.parametrize("how", ["alone", "written", "stalled"])
 def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
-    tmp_path, monkeypatch, is_written
+    tmp_path, monkeypatch, how
 ):
+    """Also while a flush takes so long that no other one begins."""
     life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
     append, sync, open_steps = SegmentCopy.append, SegmentCopy.sync, set[SegmentCopy]()
-    beside: list[bool] = []
+    flush, beside = SyncJob.run, list[bool]()
 
     def noted(copy: SegmentCopy, *limits: int) -> int:
         beside.append(bool(open_steps))
@@ -107,6 +112,11 @@ def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
             sync(copy)
         open_steps.discard(copy)
 
+    def stalled(job: SyncJob) -> None:
+        while len(beside) < STEPS:
+            life.disk.sync_folder(life.log.folder)  # a step of the executor, see `Stepped`
+        flush(job)
+
     monkeypatch.setattr(copier, "_ALONE_AFTER", 2)
     monkeypatch.setattr(SegmentCopy, "append", noted)
     monkeypatch.setattr(SegmentCopy, "sync", synced)
@@ -115,17 +125,20 @@ def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
         await life.start()
         await life.write(60)
         await life.commits.flushed(life.log, life.log.log_end)
+        if how == "stalled":
+            monkeypatch.setattr(SyncJob, "run", stalled)
+            await life.write(1)
         await life.move("b")
         [move] = life.moves.all
         while move.is_active:
-            life.commits.flushes += is_written  # as a producer's flush does
+            life.commits.flushes += how == "written"  # as a producer's flush does
             await asyncio.sleep(0)
         await life.quiet()
         await life.moves.close()
 
     assert not run(life, work)
-    assert len(beside) > 8
-    assert any(beside) is not is_written
+    assert len(beside) > STEPS
+    assert any(beside[:STEPS]) is (how == "alone")
     check(life)
 
 

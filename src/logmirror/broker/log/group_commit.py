@@ -58,6 +58,7 @@ class GroupCommit:
         self._touched: set[PartitionLog] = set()
         self.flushes = 0
         """How many were begun of logs on disks."""
+        self._flushing: set[asyncio.Future[None]] = set()
         self.fenced: asyncio.Future[LogmirrorError] = self._loop.create_future()
         """Completes when another broker took the logs over; see `bucket.commits`."""
 
@@ -124,7 +125,15 @@ class GroupCommit:
         job = log.begin_sync(is_due=log in self._arrivals)
         if job is not None:
             self.flushes += 1
-            self._follow(log, job, self._loop.run_in_executor(self._executor, job.run))
+            work = self._loop.run_in_executor(self._executor, job.run)
+            self._flushing.add(work)
+            work.add_done_callback(self._flushing.discard)
+            self._follow(log, job, work)
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether one of `flushes` is in progress."""
+        return bool(self._flushing)
 
     def _follow(self, log: PartitionLog, job: SyncJob, work: asyncio.Future[None]) -> None:
         """Finish a job when its work, and what `arrive` has asked for, has ended."""

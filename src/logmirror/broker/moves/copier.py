@@ -198,7 +198,7 @@ class Copier:
 
     def _is_alone(self) -> bool:
         """Whether no records were flushed for a while. Called for each step."""
-        if self._commits.flushes != self._flushes:
+        if self._commits.is_flushing or self._commits.flushes != self._flushes:
             self._flushes, self._steps_since = self._commits.flushes, 0
         self._steps_since += 1
         return self._steps_since > _ALONE_AFTER
