@@ -126,6 +126,7 @@ def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
         await life.write(60)
         await life.commits.flushed(life.log, life.log.log_end)
         if how == "stalled":
+            monkeypatch.setattr(copier, "_FIRST_S", 0)
             monkeypatch.setattr(SyncJob, "run", stalled)
             await life.write(1)
         await life.move("b")
@@ -139,6 +140,40 @@ def test_a_step_is_durable_before_the_next_one_while_producers_are_flushed(
     assert not run(life, work)
     assert len(beside) > STEPS
     assert any(beside[:STEPS]) is (how == "alone")
+    check(life)
+
+
+def test_a_step_begins_behind_the_flush_of_records_that_is_in_progress(tmp_path, monkeypatch):
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+    append, flush, in_flushes = SegmentCopy.append, SyncJob.run, list[bool]()
+    is_flushing = [False]
+
+    def slow(job: SyncJob) -> None:
+        is_flushing[0] = True
+        for _ in range(30):
+            life.disk.sync_folder(life.log.folder)  # a step of the executor, see `Stepped`
+        is_flushing[0] = False
+        flush(job)
+
+    def noted(copy: SegmentCopy, *limits: int) -> int:
+        in_flushes.append(is_flushing[0])
+        return append(copy, *limits)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(60)
+        await life.commits.flushed(life.log, life.log.log_end)
+        monkeypatch.setattr(copier, "_FIRST_S", 60)
+        monkeypatch.setattr(SyncJob, "run", slow)
+        monkeypatch.setattr(SegmentCopy, "append", noted)
+        await life.write(1)
+        await life.move("b")
+        await until(lambda: len(in_flushes) >= STEPS)
+        assert not any(in_flushes)
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
     check(life)
 
 

@@ -135,6 +135,11 @@ class GroupCommit:
         """Whether one of `flushes` is in progress."""
         return bool(self._flushing)
 
+    async def pause(self, timeout_s: float) -> None:
+        """Wait until those of `flushes` that are in progress have ended, or the time is over."""
+        if self._flushing:
+            await asyncio.wait(tuple(self._flushing), timeout=timeout_s)
+
     def _follow(self, log: PartitionLog, job: SyncJob, work: asyncio.Future[None]) -> None:
         """Finish a job when its work, and what `arrive` has asked for, has ended."""
         arrival = self._arrivals.get(log)

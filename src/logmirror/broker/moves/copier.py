@@ -1,7 +1,8 @@
 """Copies a partition a step at a time, until only its last bytes are left.
 
 What a step has copied of a sealed segment becomes durable beside the next step. Producers go first:
-while their records are flushed, steps are short, and each is durable before the next one begins.
+while their records are flushed, steps are short, each is durable before the next one begins, and it
+begins behind a flush.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ _Result = TypeVar("_Result")
 _STEP_BYTES: Final = 4 * 1024 * 1024
 """What one step copies, before other moves have their turn."""
 
-_SHORT_STEP_BYTES: Final = 1024 * 1024
+_SHORT_STEP_BYTES: Final = 256 * 1024
 """The same while records of producers are flushed, which wait for what a step writes."""
+
+_FIRST_S: Final = 0.01
+"""How long such a step waits, at most, for the flushes that are in progress."""
 
 _ALONE_AFTER: Final = 16
 """Steps since the last of these flushes, after which none is expected: some 50 ms."""
@@ -188,6 +192,8 @@ class Copier:
     async def _advance(self, move: Move, copy: Copy, end: int) -> bool:
         """Copy some of a segment; returns whether that is durable already."""
         is_alone = self._is_alone()
+        if not is_alone:
+            await self._commits.pause(_FIRST_S)
         limit = self._throttle.limit(_STEP_BYTES if is_alone else _SHORT_STEP_BYTES)
         count = await self.in_thread(copy.append if is_alone else _step_of(copy), end, limit)
         self._throttle.count(count)
