@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from logmirror.broker.log_dirs.placement import LogDirs, absolute
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
-from logmirror.broker.moves.move import MoveState
+from logmirror.broker.moves.move import MoveState, remove_folder
 from logmirror.broker.place_rows import MoveRow
 from logmirror.errors import CorruptionError, UnavailableError
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "_RETRY_S", 0)
+    monkeypatch.setattr(copier, "_FIRST_S", 60)  # the model decides when a flush ends, not the time
 
 
 STEPS = 8
@@ -175,6 +177,25 @@ def test_a_step_begins_behind_the_flush_of_records_that_is_in_progress(tmp_path,
 
     assert not run(life, work)
     check(life)
+
+
+def test_a_folder_is_removed_while_others_remove_files_from_it(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(10):
+        (folder / str(number)).touch()
+    unlink, gone = os.unlink, list[str]()
+
+    def late(path: str, **where: int) -> None:
+        unlink(path, **where)
+        gone.append(path)
+        if len(gone) % 2:
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "unlink", late)
+    remove_folder(folder)
+    assert not folder.exists()
+    assert len(gone) == 10
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

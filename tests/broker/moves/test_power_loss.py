@@ -29,7 +29,7 @@ from kit.runs.moving_log import (
 )
 from kit.tiers import sized
 from logmirror.broker.log_dirs.placement import absolute
-from logmirror.broker.moves import mover
+from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.routes import Route
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ CALLS = sized(20, 60, 10_000)
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mover, "_RETRY_S", 0)
+    monkeypatch.setattr(copier, "_FIRST_S", 60)  # the model decides when a flush ends, not the time
 
 
 def calls(folder: Path, seed: int) -> list[int]:

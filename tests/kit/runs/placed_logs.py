@@ -363,7 +363,8 @@ def place_of(log: PartitionLog) -> str:
 
 def vars_of(move: Move) -> dict[str, Any]:
     """What a move is, for a message."""
-    return {name: repr(getattr(move, name))[:200] for name in move.__slots__}
+    found = {name: repr(getattr(move, name))[:200] for name in move.__slots__}
+    return found | {"failure": str(move.failure)}
 
 
 class World:

@@ -29,6 +29,9 @@ DELETE: Final = "-delete"
 _MARK: Final = ".move"
 """Of an empty file that shows of which move a folder is the copy."""
 
+_TRIES: Final = 100
+"""To remove a folder from which others remove files."""
+
 MoveRequest = tuple[tuple[bytes, int], "PartitionLog", "Path"]
 """Topic ID and partition, the log, and its log directory; where it is: no move, or none any more.
 """
@@ -266,7 +269,14 @@ def free_name(disk: Disk, old: Path, nonce: str) -> Path:
 
 def remove_folder(path: Path) -> None:
     """Remove a copy, or what was copied, under a name that no start takes for a partition's."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    for left in reversed(range(_TRIES)):
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except FileNotFoundError:  # of a file in it, which another thread has removed
+            if not left:
+                raise
+        else:
+            return
