@@ -59,6 +59,7 @@ class GroupCommit:
         self.flushes = 0
         """How many were begun of logs on disks."""
         self._flushing: set[asyncio.Future[None]] = set()
+        """Those in progress; `_running` also has what waits for a bucket."""
         self.fenced: asyncio.Future[LogmirrorError] = self._loop.create_future()
         """Completes when another broker took the logs over; see `bucket.commits`."""
 

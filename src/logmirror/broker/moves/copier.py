@@ -39,8 +39,8 @@ _SHORT_STEP_BYTES: Final = 256 * 1024
 _FIRST_S: Final = 0.01
 """How long such a step waits, at most, for the flushes that are in progress."""
 
-_ALONE_AFTER: Final = 16
-"""Steps since the last of these flushes, after which none is expected: some 50 ms."""
+_ALONE_AFTER: Final = 64
+"""Short steps since the last of these flushes, after which none is expected: 16 MiB."""
 
 _LAST_BYTES: Final = 128 * 1024
 """What is copied on the event loop, at most: well below a millisecond."""
