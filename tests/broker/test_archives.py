@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,13 @@ from kit.judges.clients import (
     rows_by_librdkafka,
 )
 from kit.judges.log_dirs_client import LogDirsClient
+from kit.judges.partition_client import PartitionClient
+from kit.judges.scrape import ask
 from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from kit.servers.machine import free_ports
 from kit.servers.mounted import MountingBroker
 from kit.servers.s3 import S3Server
 from logmirror.archive.claims import Claim, claim_name
@@ -46,6 +50,7 @@ SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
 RAW = {**SOON, "isolation.level": "read_uncommitted"}
 POLICY_VIOLATION = 44
 TIMEOUT_S = 60
+MADE = 'logmirror_broker_local_copies_misses_total{of="archives"}'
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +99,27 @@ def test_an_archive_in_a_directory_equals_its_source(world, tmp_path, form):
             assert found == [row._replace(headers=()) for row in wanted]
         if form == "native":  # the aborted records are in the objects, as they were in the log
             assert rows(served, 0, RAW) == rows(source, 0, RAW) != rows(source, 0)
+
+
+@pytest.mark.parametrize(("form", "count"), [("parquet", 3), ("ndjson", 1)])
+def test_the_next_two_objects_are_loaded_ahead_unless_they_are_ndjson(world, tmp_path, form, count):
+    _, folder = world
+    [port] = free_ports(1)
+    options = "--monitoring-port", str(port)
+    with (
+        MountingBroker(tmp_path / "log", folder / form, options=options) as served,
+        PartitionClient(served, TOPIC) as partition,
+    ):
+
+        def made() -> int:
+            lines = ask(port, "/metrics").text.splitlines()
+            return next(int(float(one.split()[1])) for one in lines if one.startswith(MADE))
+
+        before = made()
+        assert partition.fetch(partition.list_offset(-2)[2], max_bytes=1).error_code == 0
+        wait_until(lambda: made() - before >= count, what=lambda: f"{made() - before} copies")
+        time.sleep(0.3)  # another one would have been made
+        assert made() - before == count
 
 
 @pytest.mark.parametrize("encoding", ["", "utf8"])
