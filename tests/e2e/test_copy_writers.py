@@ -12,6 +12,7 @@ import signal
 import time
 from itertools import cycle, product
 
+import psutil
 import pytest
 
 from kit.judges.clients import odd_messages, produce
@@ -319,9 +320,12 @@ def workers_of(run):
     """The processes that carry slices out: the children of Spark's Python daemon."""
     found = []
     for process in run.processes():
-        parent = process.parent()
-        if parent and "logmirror.engine.executor" in parent.cmdline():
-            found.append(process)
+        try:
+            parent = process.parent()
+            if parent and "logmirror.engine.executor" in parent.cmdline():
+                found.append(process)
+        except psutil.NoSuchProcess:  # it has just ended, or its parent has
+            continue
     return found
 
 
