@@ -39,6 +39,10 @@ _CANDIDATE_BYTES: Final = 4096
 """What a candidate costs of a search's budget beside its own bytes."""
 
 
+_SHORT_BYTES: Final = 1024 * 1024
+"""The checksum of so much takes about 50 us: less than it costs threads to take turns for it."""
+
+
 class StoredBatch(NamedTuple):
     """A valid batch in a file."""
 
@@ -144,7 +148,7 @@ def scan(  # noqa: PLR0913  # which batches, and what else is seen
             if position + size_bytes > window.end and not window.load(position, size_bytes):
                 break
             at = position - window.start
-            if crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
+            if _crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
                 break
             if seen is not None and epoch != _EPOCH:
                 seen.has_epochs = True
@@ -159,6 +163,11 @@ def scan(  # noqa: PLR0913  # which batches, and what else is seen
             yield StoredBatch._make((*place, *header[8:13], *transaction))
     finally:  # also if the caller needs no more
         window.pass_to(position)
+
+
+def _crc32c(data: memoryview) -> int:
+    """Return a checksum; while short ones are computed, Python's lock is held."""
+    return crc32c(data, gil_release_mode=1 if len(data) > _SHORT_BYTES else 0)
 
 
 def find_intact(
