@@ -344,8 +344,16 @@ def _alter(broker: EmbeddedBroker, topic: str, **values: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
+def _sealed(folder: Path, bucket: LogBucket | None, topic: str, *, last: int) -> list[Path]:
+    """Return the sealed segments that end at an offset, as files."""
+    pattern = f"{topic}*/0/*-{last:020d}.batches"
+    return list(folder.glob(f"**/{pattern}")) if bucket is None else bucket.matching(pattern)
+
+
 @pytest.mark.statement("T17", "C16")
-def test_stock_clients_set_retention_and_find_old_records_gone(broker, topic_name):
+def test_stock_clients_set_retention_and_find_old_records_gone(
+    broker, topic_name, log_bucket, tmp_path
+):
     create_topic(broker.bootstrap, topic_name, 1, {"segment.ms": "100"})
     assert _settings(broker, "TOPIC", topic_name)["retention.ms"] == "7200000"
     assert _settings(broker, "BROKER", "1")["log.retention.ms"] == "7200000"
@@ -354,7 +362,10 @@ def test_stock_clients_set_retention_and_find_old_records_gone(broker, topic_nam
     now_ms = time.time_ns() // 1_000_000
     old = [Message(value=b"%d" % n, timestamp_ms=now_ms - HOUR_MS) for n in range(10)]
     produce(broker.bootstrap, topic_name, old)
-    time.sleep(1.5)
+    deadline = time.monotonic() + 20
+    while not _sealed(tmp_path, log_bucket, topic_name, last=9):  # young ones would keep them
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
     produce(broker.bootstrap, topic_name, [Message(value=b"young", timestamp_ms=now_ms)] * 5)
     _alter(broker, topic_name, retention_ms=str(HOUR_MS // 2), retention_bytes="1000000")
 
