@@ -271,9 +271,11 @@ def test_old_records_are_sent_one_batch_at_a_time_while_producer_state_expires(
     def slow_send(pipeline, sent, **options):
         in_flight.append(pipeline.in_flight())
         if len(in_flight) in {50, 150}:
-            time.sleep(1.5)  # a sweep comes every second
+            deadline = time.monotonic() + 20  # a sweep comes every second
             with PartitionClient(destination.bootstrap, topic_name) as client:
-                remembered.append(client.producers())
+                while (found := client.producers()) and time.monotonic() < deadline:
+                    time.sleep(0.1)
+            remembered.append(found)
         send(pipeline, sent, **options)
 
     monkeypatch.setattr(ProducePipeline, "send", slow_send)
