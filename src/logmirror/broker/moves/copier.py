@@ -34,13 +34,16 @@ _STEP_BYTES: Final = 4 * 1024 * 1024
 """What one step copies, before other moves have their turn."""
 
 _SHORT_STEP_BYTES: Final = 256 * 1024
-"""The same while records of producers are flushed, which wait for what a step writes."""
+"""The same while records of producers are flushed, which wait for what a step writes.
+
+A larger batch is copied as a whole.
+"""
 
 _FIRST_S: Final = 0.01
 """How long such a step waits, at most, for the flushes that are in progress."""
 
 _ALONE_AFTER: Final = 64
-"""Short steps since the last of these flushes, after which none is expected: 16 MiB."""
+"""Short steps since the last of these flushes, after which none is expected: at least 16 MiB."""
 
 _LAST_BYTES: Final = 128 * 1024
 """What is copied on the event loop, at most: well below a millisecond."""
