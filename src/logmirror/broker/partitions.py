@@ -138,6 +138,8 @@ class Partitions:
                     row, partition, folder, self._cache, configs.segment_bytes
                 )
             folder = self.dirs.find(row.name, partition)
+            if self._leftovers is not None:
+                self._leftovers.placed(row, partition, folder.parent.parent)
             return recover(
                 folder,
                 disk=self._disk,

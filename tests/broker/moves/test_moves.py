@@ -23,6 +23,7 @@ from kit.judges.partition_client import EARLIEST, LATEST, Appended, data_batch
 from kit.runs.bucket_load import PARTITIONS, Load, Reading, stored
 from kit.runs.cleaning import set_config
 from kit.runs.commands import wait_until
+from kit.servers.kafka import create_topic
 from kit.tiers import KILLS, sized
 from logmirror.failpoints import MOVE_POINTS, VARIABLE
 from logmirror.wire.compression import Codec
@@ -320,6 +321,36 @@ def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, p
         assert partition.produce(BATCH) == Appended(0, 6_000)
     dirs.wait_in("t", dirs.b)
     dirs.wait_clean("t", "b/0")
+
+
+@pytest.mark.slow
+@pytest.mark.move("E43", "E85")
+def test_e43_a_partition_without_records_that_a_start_places_in_the_target_is_there(
+    dirs, monkeypatch
+):
+    """It has no folder when the broker is killed, and the target is the emptiest directory."""
+    dirs.broker.kill()
+    monkeypatch.setenv(VARIABLE, "move.prepared")  # a second move would end there, too
+    dirs.broker.start()
+    with dirs.client() as client:
+        client.move({dirs.b: {"t": (0,)}})
+        create_topic(dirs.bootstrap, "t", 1, {})
+        with contextlib.suppress(EOFError):  # killed before the response
+            assert client.move_one("t", dirs.a) == NONE
+    wait_until(lambda: not dirs.broker.alive, what=lambda: "a kill")
+    dirs.broker.kill()
+    assert [name for name in dirs.names("t") if "-" not in name] == []
+    dirs.broker.start()
+    dirs.wait_in("t", dirs.a)
+    with dirs.partition("t") as partition:
+        assert partition.produce(BATCH) == Appended(0, 0)
+    dirs.wait_clean("t", f"{dirs.a.name}/0")
+    dirs.broker.kill()
+    monkeypatch.delenv(VARIABLE)
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert len(contents(partition)) == 100
+    dirs.wait_in("t", dirs.a)
 
 
 @pytest.mark.slow

@@ -142,6 +142,19 @@ class Leftovers:
     def _copy(self, move: MoveRow, new: Path) -> Path:
         return new.with_name(f"{move.partition}.{move.nonce}{FUTURE}")
 
+    def placed(self, row: TopicRow, partition: int, log_dir: Path) -> None:
+        """Complete the move of a partition that has no folder, and gets one in the target itself.
+
+        A power loss leaves none of a partition without records.
+        """
+        key = row.topic_id.bytes, partition
+        move = self._rows.get(key)
+        if move is None or self._dirs.by_name.get(move.target) != log_dir:
+            return
+        self.unfinished = [one for one in self.unfinished if one[0][:2] != key]
+        self._copies.discard(self._copy(move, log_dir / row.name / str(partition)))
+        self.ended.append(key)
+
     def list_others(self, topic: str) -> None:
         """List what belongs to no move, once all partitions of the topic are finished."""
         for folder in [path / topic for path in self._dirs.on_disk]:
