@@ -16,7 +16,7 @@ from logmirror.broker.bucket.commit_format import decode
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.logs import BucketLogs
-from logmirror.broker.bucket.sealed_objects import folder_of, object_name
+from logmirror.broker.bucket.sealed_objects import folder_of, object_name, producers_name
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment_cache import SegmentCache
@@ -194,37 +194,50 @@ def test_a_missing_producer_state_is_read_from_the_log(tmp_path):
     assert found.count(b"b") >= 1
 
 
-def test_producers_of_a_segment_that_was_deleted_before_its_upload_are_known(tmp_path):
-    store, may_upload = MemoryStore(), threading.Event()
+@pytest.mark.parametrize("uploaded", range(4), ids="{} segments".format)
+def test_producers_of_segments_that_were_deleted_before_their_upload_are_known(tmp_path, uploaded):
+    """The broker ends when the states of some of three segments are uploaded."""
+    store, left, turn = MemoryStore(), MemoryStore(), threading.Semaphore(0)
 
     async def delete() -> None:
         machine = Machine(store, tmp_path / "one", row())
         [log] = machine.logs
-        records = [Record(0, 0, 0, None, b"value", ())]
-        whole = encode_reference(records, producer_id=7, producer_epoch=0, base_sequence=0)
-        data = memoryview(bytearray(whole))
-        log.append(data, check_batch(data, max_bytes=1_000))
-        machine.bucket._uploads.submit("busy", may_upload.wait)  # noqa: SLF001  # its thread
-        log.roll()
-        await machine.flush()
-        log.advance_start(1)
+        key, uploads = (TOPIC.bytes, 0), machine.bucket._uploads  # noqa: SLF001  # its thread
+        done = []
+        for number in range(3):
+            uploads.submit(key, turn.acquire)
+            records = [Record(0, 0, 0, None, b"value", ())]
+            whole = encode_reference(records, producer_id=number, producer_epoch=0, base_sequence=0)
+            data = memoryview(bytearray(whole))
+            log.append(data, check_batch(data, max_bytes=1_000))
+            log.roll()
+            await machine.flush()
+            done.append(uploads.submit(key, lambda: None))
+        log.advance_start(3)
         machine.commits.remove_deleted(log)
-        may_upload.set()
+        for one in done[:uploaded]:
+            turn.release()
+            await asyncio.wrap_future(one)
+        left.objects |= store.objects
+        turn.release(3)
         await machine.commits.wait_removed(log)
         machine.close()
 
-    async def read() -> PartitionLog:
-        machine = Machine(store, tmp_path / "two", row(p0=1))
+    async def read(folder: Path) -> tuple[PartitionLog, bytes]:
+        machine = Machine(left, folder, row(p0=3))
+        uploads = machine.bucket._uploads  # noqa: SLF001  # waits for it
+        uploads.submit((TOPIC.bytes, 0), lambda: None).result()
         machine.close()
-        return machine.logs[0]
+        assert [path for path in (folder / "t/0").glob("*") if path.suffix == ".batches"] == []
+        return machine.logs[0], left.read(producers_name(FOLDER, 3))
 
     asyncio.run(delete())
-    assert not list(store.names(FOLDER))
-    log = asyncio.run(read())
-    assert (log.log_start, log.log_end) == (1, 1)
-    producer = log.producers.get(7)
-    assert producer is not None
-    assert producer.last_sequence == 0
+    for name in ("two", "three"):
+        log, stored = asyncio.run(read(tmp_path / name))
+        assert not list(left.names(FOLDER))
+        assert (log.log_start, log.log_end, log.segments) == (3, 3, [])
+        assert [number for number, _ in log.producers.items()] == [0, 1, 2]
+        assert stored == log.producers.to_bytes(3)
 
 
 @pytest.mark.parametrize("lost", ["object", "first object"])

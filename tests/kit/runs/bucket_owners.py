@@ -228,7 +228,9 @@ class Owner:
             sizes = self.store.sizes(folder)
             objects, _ = sealed_objects(sizes, folder, self.starts[number], self.rows[number])
             end = objects[-1].next if objects else None
-            return objects, found.tails[TOPIC.bytes, number].stretches(end, self.starts[number])
+            start = self.starts[number]
+            found = found.tails[TOPIC.bytes, number].stretches(end, start)
+            return objects, [one for one in found if not one.is_before(start)]
 
     def _remember(self, number: int, first: int, body: bytes) -> None:
         for at in range(0, len(body), _RECORD):

@@ -117,11 +117,30 @@ class Opening:
                 end = objects[-1].next if objects else None
                 tail = self._recovered.tails.get(residence.key)
                 stretches = tail.stretches(end, start) if tail is not None else []
-            begin = end if end is not None else stretches[0].first if stretches else start
-            producers = read_producers(self._store, folder, begin) if begin else None
+            count, producers = self._producers_before(folder, end, start, stretches)
         except (CorruptionError, UnavailableError) as error:
             return error
-        return _Listed(objects, deleted, producers, stretches)
+        return _Listed(objects, deleted, producers, stretches[count:])
+
+    def _producers_before(
+        self, folder: str, end: int | None, start: int, stretches: Sequence[Stretch]
+    ) -> tuple[int, bytes | None]:
+        """Return the newest producer state that is stored before the first record.
+
+        A segment whose records were all deleted is needed as long as the state at its end is not.
+
+        Returns:
+            How many stretches are not needed, and the state before the next one.
+        """
+        count = sum(one.is_before(start) for one in stretches)
+        kept = stretches[count:]
+        begin = end if end is not None else kept[0].first if kept else start
+        found = read_producers(self._store, folder, begin) if begin else None
+        while found is None and count:
+            count -= 1
+            begin = stretches[count].first
+            found = read_producers(self._store, folder, begin) if begin else None
+        return count, found
 
     def open_log(
         self, row: TopicRow, number: int, folder: Path, cache: SegmentCache, segment_bytes: int
@@ -151,7 +170,11 @@ class Opening:
         tail, unsealed = None, []
         for stretch in listed.stretches:
             segment = self._rebuilt(folder, stretch, producers)
-            segments.append(segment)
+            if stretch.is_before(log_start):
+                segment.path.unlink()
+                segment.is_deleted = True
+            else:
+                segments.append(segment)
             if stretch.next is None:
                 tail = segment
             else:

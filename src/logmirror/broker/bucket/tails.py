@@ -30,6 +30,10 @@ class Stretch(NamedTuple):
 
     pieces: tuple[Piece, ...]
 
+    def is_before(self, log_start: int) -> bool:
+        """Whether all its records were deleted."""
+        return self.next is not None and self.next <= log_start
+
 
 @dataclass(slots=True)
 class Tail:
@@ -40,7 +44,7 @@ class Tail:
     """The end of each complete segment, by its first offset."""
 
     def stretches(self, sealed_end: int | None, log_start: int) -> list[Stretch]:
-        """Return the segments behind the sealed objects.
+        """Return the segments behind the sealed objects, also those before the log start.
 
         Args:
             sealed_end: The end of the sealed objects; None: there are none.
@@ -74,4 +78,4 @@ class Tail:
                 waiting = []
         if waiting:
             found.append(Stretch(waiting[0].first, None, tuple(waiting)))
-        return [one for one in found if one.next is None or one.next > log_start]
+        return found
