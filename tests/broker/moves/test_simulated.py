@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.runs.placed_logs import World
+from kit.fakes.places import FailingStore, Power
+from kit.runs.moving_log import until
+from kit.runs.placed_logs import PARTITIONS, Known, Life, World, place_of
 from kit.tiers import sized
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.moves import copier
 from logmirror.broker.moves.bucket_routes import IntoBucket, OutOfBucket
+from logmirror.broker.moves.move import MoveState
 from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import Residence
 
@@ -156,3 +161,51 @@ def test_a_partition_that_begins_with_its_place_in_the_chain_of_before_is_found(
 
     monkeypatch.setattr(BucketCommit, "arrive", kept)
     assert found_by(tmp_path)
+
+
+@pytest.mark.move("E53")
+def test_producers_go_out_of_a_bucket_before_their_state_is_stored_there(tmp_path):
+    """The last sealed segment is not uploaded yet, and its records are deleted."""
+    chance, may_upload = random.Random(1), threading.Event()
+    store, known = FailingStore(chance), [Known() for _ in range(PARTITIONS)]
+    root, left = tmp_path / "before", tmp_path / "after"
+    for name in ("a", "b"):
+        (root / name / ".logmirror").mkdir(parents=True)
+
+    async def leave(life: Life) -> None:
+        await life.start()
+        await life.move(0, "w")
+        await life.quiet()
+        log, bucket, moves = life.topic.logs[0], life.bucket, life.topics.moves
+        assert bucket is not None
+        assert moves is not None
+        bucket._uploads.submit(bucket._keys[log], may_upload.wait)  # noqa: SLF001  # its thread
+        await life.write(0, 1)
+        log.roll()
+        await life.flushed()
+        known[0].deleting = log.log_end
+        deleting = asyncio.ensure_future(life.topics.delete_records(life.topic, {0: log.log_end}))
+        await until(lambda: log.log_start == log.log_end)
+        await life.move(0, "a")
+        [move] = moves.all
+        await until(lambda: move.state is MoveState.FOLLOWING)
+        await asyncio.sleep(0.2)  # it would have ended
+        assert moves.all == [move]
+        may_upload.set()
+        await deleting
+        await life.quiet()
+        assert (log.log_start, log.log_end, place_of(log)) == (2, 2, "a")
+        await life.stop()
+
+    life = Life(root, store, known, chance, Power(0))
+    asyncio.run(leave(life))
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    after = Life(left, store, known, chance, Power(0))
+
+    async def start() -> None:
+        await after.start()
+        await after.stop()
+
+    asyncio.run(start())
+    assert after.problems == []
+    assert known[0].sequence == 2

@@ -211,9 +211,9 @@ class Life:
         log, known = self.topic.logs[number], self.known[number]
         kind = self.chance.choice(["move", "move", "move", "move", "stay", "delete", "roll"])
         if kind == "move":
-            await self._move(number, self.chance.choice([*PLACES, "w"]))
+            await self.move(number, self.chance.choice([*PLACES, "w"]))
         elif kind == "stay":
-            await self._move(number, place_of(log))
+            await self.move(number, place_of(log))
         elif kind == "delete" and log.high_watermark > log.log_start:
             start = self.chance.randint(log.log_start, log.high_watermark)
             known.deleting = max(known.deleting, start)
@@ -223,7 +223,8 @@ class Life:
             log.roll()
             self.commits.schedule(log)
 
-    async def _move(self, number: int, place: str) -> None:
+    async def move(self, number: int, place: str) -> None:
+        """Request a move."""
         log, moves = self.topic.logs[number], self.topics.moves
         assert moves is not None
         key = self.topic.topic_id.bytes, number

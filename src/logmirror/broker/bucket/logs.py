@@ -43,6 +43,7 @@ from logmirror.broker.log.file_names import sealed_path
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.place_rows import Residence
 from logmirror.clock import new_nonce
+from logmirror.errors import UnavailableError
 from logmirror.stores.request_counts import counts_of
 
 if TYPE_CHECKING:
@@ -306,6 +307,22 @@ class BucketLogs:
         """Return the offset before which all records are in sealed objects, or deleted."""
         with self.journal.lock:
             return self._coverage.end(self._keys[log]) if log in self._keys else 0
+
+    def wait_uploaded(self, log: PartitionLog, timeout_s: float) -> None:
+        """Wait for what is being uploaded of a log, or cannot be. Blocks.
+
+        Raises:
+            UnavailableError: It takes too long, or the broker stops.
+        """
+        done = self._uploads.submit(self._keys[log], lambda: None)
+        try:
+            done.result(timeout_s)
+        except TimeoutError:
+            raise UnavailableError("segments are not in the bucket yet") from None
+        except UnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001  # of an upload, which has reported it
+            _LOG.warning("%s: is moved without what was not uploaded: %s", log.folder, error)
 
     def _forget_producers(self, in_bucket: str, offset: int) -> None:
         place = f"{PRODUCERS}/{in_bucket}"

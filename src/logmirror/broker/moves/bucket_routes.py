@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from logmirror.broker.moves.move import Copy, Move, Whole
 
 _QUIET_S: Final = 5.0
+_UPLOADED_S: Final = 5.0
 _LONGEST_TAIL: Final = 1024 * 1024
 """More is not sent at once when the partition enters the bucket: producers wait for it."""
 
@@ -181,9 +182,15 @@ class OutOfBucket(_BucketRoute):
     """From the bucket to a disk."""
 
     def make_durable(self, move: Move, whole: Whole, copy: SegmentCopy | None) -> None:
-        """See `Route.make_durable`; the producers are those of the bucket."""
+        """See `Route.make_durable`; the producers are those of the bucket.
+
+        They are stored with the last sealed segment, also if that was deleted meanwhile.
+        """
         end, folder = whole.sealed_end, self._bucket.folder_of(move.log)
         state = read_producers(self._bucket.store, folder, end) if end else None
+        if state is None and end:
+            self._bucket.wait_uploaded(move.log, _UPLOADED_S)
+            state = read_producers(self._bucket.store, folder, end)
         snapshot = (snapshot_path(move.future, end), state) if state is not None else None
         move.has_snapshot = snapshot is not None  # else a start rebuilds it, as in the bucket
         make_durable(self._disk, move, whole._replace(snapshot=None), copy, snapshot)
