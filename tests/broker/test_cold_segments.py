@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import os
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -44,8 +45,10 @@ from logmirror.broker.topics import Topics
 from logmirror.wire.frames import read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
+
+    from logmirror.broker.log.partition_log import PartitionLog
 
 TOPIC: Final = "cold"
 PARTITIONS: Final = DEFAULT_LOADED_SEGMENTS + 64
@@ -103,7 +106,7 @@ def _produce(client: RawClient) -> None:
 
 
 def _fetch_frame(
-    offsets: dict[int, int], *, max_wait_ms: int, max_bytes: int = 50_000_000
+    offsets: dict[int, int], *, max_wait_ms: int, max_bytes: int = 50_000_000, min_bytes: int = 1
 ) -> bytes:
     partitions = tuple(
         build(
@@ -127,7 +130,7 @@ def _fetch_frame(
         forgotten_topics_data=(),
         rack_id="",
         max_wait=timedelta(milliseconds=max_wait_ms),
-        min_bytes=1,
+        min_bytes=min_bytes,
         max_bytes=max_bytes,
     )
     return request_frame(1, 11, request)
@@ -151,10 +154,11 @@ def _next_offset(records: bytes) -> int:
 
 
 def test_one_fetch_of_more_segments_than_stay_open_gets_all_of_them(cold):
-    offsets = dict.fromkeys(range(PARTITIONS), 0)
+    offsets, size_bytes = dict.fromkeys(range(PARTITIONS), 0), len(data_batch(RECORDS))
+    min_bytes = PARTITIONS * BATCHES * size_bytes  # so that it waits for all
     with measured(cold) as burden, RawClient(cold.port, timeout_s=30) as client:
         began = time.monotonic()
-        client.send_frame(_fetch_frame(offsets, max_wait_ms=10_000))
+        client.send_frame(_fetch_frame(offsets, max_wait_ms=5_000, min_bytes=min_bytes))
 
         found = _fetched(client.receive_frame())
 
@@ -186,10 +190,11 @@ def test_librdkafka_reads_every_record_of_all_partitions(cold):
 
 
 def test_a_full_response_waits_for_no_segment_and_the_next_begins_with_the_rest(cold):
+    """A partition is served again while the segment of the next one is loaded."""
     offsets = dict.fromkeys(range(40), 0)
-    served = set()
+    served, deadline = set[int](), time.monotonic() + 60
     with RawClient(cold.port, timeout_s=30) as client:
-        for _ in offsets:
+        while served != set(offsets) and time.monotonic() < deadline:
             client.send_frame(_fetch_frame(offsets, max_wait_ms=500, max_bytes=1))
             found = _fetched(client.receive_frame())
             with_records = [number for number, one in found.items() if one.records]
@@ -222,34 +227,95 @@ async def _ask(broker: Broker, caller: Caller, frame: bytes) -> dict[int, Any]:
     return _fetched(whole[4:])
 
 
-def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the_rest(tmp_path):
-    count = 60
+class HangingDisk(Disk):
+    """A disk on which one folder hangs."""
 
-    async def run() -> None:
-        disk, options = SlowDisk(), BrokerOptions(log_dir=tmp_path, segment_bytes=1024)
-        cache = SegmentCache(disk, max_loaded=4)
-        commits = GroupCommit(executor, disk)
-        topics = Topics(options, store, executor, disk, cache, commits)
-        topic = await topics.create(TOPIC, count, {})
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder, self.may_go_on = "none", threading.Event()
+
+    def open_for_reading(self, path: Path) -> OpenFile:
+        if path.parent.name == self.folder:
+            assert self.may_go_on.wait(60)
+        return super().open_for_reading(path)
+
+
+class _World(NamedTuple):
+    """What a broker on a disk consists of."""
+
+    broker: Broker
+    topics: Topics
+    commits: GroupCommit
+
+    async def fill(self, partitions: int) -> list[PartitionLog]:
+        """Create the topic, with some batches in each partition."""
+        topic = await self.topics.create(TOPIC, partitions, {})
         assert topic is not None
         for log in topic.logs:
             for _ in range(BATCHES):
                 batch = memoryview(bytearray(data_batch(RECORDS)))
                 log.append(batch, check_batch(batch, max_bytes=10**6))
-                commits.schedule(log)
-        await commits.drain()
-        broker = Broker(
-            options=options,
-            cache=cache,
-            **stack.enter_context(coordinators(tmp_path, store, topics, commits, executor)),
-        )
+                self.commits.schedule(log)
+        await self.commits.drain()
+        return topic.logs
+
+
+def _run(
+    folder: Path, disk: Disk, work: Callable[[_World], Coroutine[None, None, None]], *, loaded: int
+) -> None:
+    """Run with a broker that keeps so many segments open."""
+
+    async def inside() -> None:
+        options = BrokerOptions(log_dir=folder, segment_bytes=1024)
+        cache, commits = SegmentCache(disk, max_loaded=loaded), GroupCommit(executor, disk)
+        topics = Topics(options, store, executor, disk, cache, commits)
+        parts = coordinators(folder, store, topics, commits, executor)
+        broker = Broker(options=options, cache=cache, **stack.enter_context(parts))
+        await work(_World(broker, topics, commits))
+
+    store = MetadataStore(folder / "db")
+    with ThreadPoolExecutor(2) as executor, contextlib.ExitStack() as stack:
+        asyncio.run(inside())
+    store.close()
+
+
+def test_a_segment_that_does_not_come_keeps_no_records_of_other_partitions(tmp_path):
+    disk, caller, offsets = HangingDisk(), Caller("127.0.0.1"), dict.fromkeys(range(2), 0)
+
+    async def ask(world: _World) -> dict[int, int]:
+        frame = _fetch_frame(offsets, max_wait_ms=20_000, max_bytes=1)
+        found = await asyncio.wait_for(_ask(world.broker, caller, frame), 5)
+        return {n: _next_offset(bytes(part.records)) for n, part in found.items() if part.records}
+
+    async def run(world: _World) -> None:
+        try:
+            logs = await world.fill(2)
+            disk.folder = "0"
+            for segment in logs[0].segments:
+                if segment.is_sealed:
+                    world.broker.cache.close(segment)
+            for number in range(1, BATCHES + 1):
+                assert await ask(world) == {1: number * RECORDS}
+                offsets[1] = number * RECORDS
+        finally:
+            disk.may_go_on.set()
+        assert await ask(world) == {0: RECORDS}
+
+    _run(tmp_path, disk, run, loaded=100)
+
+
+def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the_rest(tmp_path):
+    count = 60
+
+    async def run(world: _World) -> None:
+        await world.fill(count)
         caller, offsets = Caller("127.0.0.1"), dict.fromkeys(range(count), 0)
         rounds = 0
         while any(offset < BATCHES * RECORDS for offset in offsets.values()):
             rounds += 1
             began = time.monotonic()
             found = await asyncio.wait_for(
-                _ask(broker, caller, _fetch_frame(offsets, max_wait_ms=300)), 5
+                _ask(world.broker, caller, _fetch_frame(offsets, max_wait_ms=300)), 5
             )
             assert time.monotonic() - began < 2
             moved = {n: _next_offset(bytes(p.records)) for n, p in found.items() if p.records}
@@ -258,7 +324,4 @@ def test_a_fetch_that_runs_out_of_time_returns_what_it_has_and_the_next_gets_the
             assert rounds < 500
         assert rounds > BATCHES
 
-    store = MetadataStore(tmp_path / "db")
-    with ThreadPoolExecutor(2) as executor, contextlib.ExitStack() as stack:
-        asyncio.run(run())
-    store.close()
+    _run(tmp_path, SlowDisk(), run, loaded=4)

@@ -11,6 +11,7 @@ from logmirror.broker.dynamic_configs import DynamicConfigs
 from logmirror.broker.groups.patterns import TopicPatterns
 from logmirror.broker.quotas.limits import ClientQuotas
 from logmirror.broker.security.authorization import ANONYMOUS, Authorizer
+from logmirror.broker.segment_loads import SegmentLoads
 from logmirror.broker.traffic import Traffic
 from logmirror.clock import SYSTEM_CLOCK
 
@@ -100,6 +101,9 @@ class Caller:
 
     fetch_from: tuple[str | bytes, int] | None = None
     """The topic and partition with which its next Fetch begins, if the last one left it out."""
+
+    loads: SegmentLoads = field(default_factory=SegmentLoads)
+    """The segment that its Fetch requests wait for."""
 
     advertised: tuple[str, int] = ("", 0)
     """Host and port that its listener advertises. An empty host stands for `local_host`."""

@@ -13,9 +13,10 @@ The work of a request is bounded:
 
 - Each partition is read once, and again only when its log has moved. A segment that is not in
   memory is loaded for the partition that needs it, and stays open for the response.
-- Once `max_wait_ms` has passed or too many files are open, a response with records waits for no
-  further segment: the remaining partitions get no records. The next Fetch of the connection begins
-  with the first of them.
+- A response that has `min_bytes` waits for segments for 2 ms at most. The partitions that need them
+  get no records, and the first segment is loaded meanwhile, of each archive too. The next Fetch of
+  the connection begins with the first of these partitions. Once `max_wait_ms` has passed or too
+  many files are open, a response with any records does not wait either.
 - A partition that a request names twice is served once, as in Kafka: the last entry counts.
 
 Deviations from Kafka: there are no fetch sessions (every response has session ID 0, so clients send
@@ -52,15 +53,20 @@ if TYPE_CHECKING:
     from logmirror.broker.broker import Broker, Caller
     from logmirror.broker.log.disk import OpenFile
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.segment_loads import Load
     from logmirror.wire.frames import RequestHeader
 
     Pinned = Mapping[Segment, tuple[OpenFile, SparseIndex]]
 
 _LOG: Final = logging.getLogger(__name__)
+_PATIENCE_S: Final = 0.002
+"""How long a response that has records of other partitions waits for segments: for small ones."""
+
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
 _NOT_THERE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 """Their list of aborted transactions is empty and not null, as in Apache Kafka."""
 
+_NONE: Final = -1, -1, 0, -1
 _NOT_READ: Final = Fetched(-1, 0, -1, -1, 0, -1)
 
 Part = bytes | bytearray | FileRange
@@ -78,31 +84,34 @@ def fetch(
     places = reading.order(caller.fetch_from)
     read = 0
     if len(places) <= ENTRIES_PER_TURN:
-        with contextlib.suppress(ColdSegmentError):
-            for place in places:
-                reading.read(place, {})
-                read += 1
+        while read < len(places) and reading.read(places[read]):
+            read += 1
     if read < len(places) or reading.must_wait():
-        return _finish(reading, places, read, caller)
-    caller.fetch_from = reading.first_left_out(places)
-    return reading.packed()
+        return _finish(reading, places, read)
+    return reading.ended(places)
 
 
-async def _finish(reading: _Reading, places: list[int], read: int, caller: Caller) -> list[Part]:
+async def _finish(reading: _Reading, places: list[int], read: int) -> list[Part]:
     """Read the remaining partitions, and wait for `min_bytes` if there is room to wait."""
-    moved = _Moved()
+    moved, turns = _Moved(), Turns()
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(reading.wait_s, moved.end)
+    timer, until_s = loop.call_later(reading.wait_s, moved.end), loop.time() + _PATIENCE_S
     try:
-        await reading.read_loading(places[read:], moved)
+        for place in places[read:]:
+            await turns.took()
+            while not reading.read(place) and await reading.loaded(place, until_s):
+                pass
+        await reading.load(places, moved)
         if reading.must_wait() and not moved.is_over:
             with reading.watching(moved) as may_wait:
                 while may_wait and reading.must_wait() and not moved.is_over:
-                    await reading.read_loading(await moved.next(), moved)
+                    for place in await moved.next():
+                        await turns.took()
+                        reading.read(place)
+                    await reading.load(places, moved)
     finally:
         timer.cancel()
-    caller.fetch_from = reading.first_left_out(places)
-    return reading.packed()
+    return reading.ended(places)
 
 
 class _Moved:
@@ -160,6 +169,8 @@ class _Reading:
         self._records_bytes = 0
         self._error_count = 0
         self._left_out: set[int] = set()
+        self._cold: dict[int, Segment] = {}
+        """The segments that are not here yet, by place."""
 
     def order(self, first: tuple[str | bytes, int] | None) -> list[int]:
         """Return the places in the order in which to read them, from partition `first` on."""
@@ -170,7 +181,7 @@ class _Reading:
                     return places[place:] + places[:place]
         return places
 
-    def first_left_out(self, places: list[int]) -> tuple[str | bytes, int] | None:
+    def _first_left_out(self, places: list[int]) -> tuple[str | bytes, int] | None:
         """Return the first partition with records that got none."""
         for place in places if self._left_out else ():
             if place in self._left_out:
@@ -190,7 +201,24 @@ class _Reading:
             return None
         return topic.logs[wanted.partition]
 
-    def read(self, place: int, pinned: Pinned) -> None:
+    def read(self, place: int) -> bool:
+        """Read one partition; False: its segment is not here, and is loaded meanwhile."""
+        pinned: dict[Segment, tuple[OpenFile, SparseIndex]] = {}
+        self._cold.pop(place, None)
+        while True:
+            try:
+                self._read(place, pinned)
+            except ColdSegmentError as cold:
+                load = self._load(place, cold.segment)
+                if load is None or not load.done():
+                    self._cold[place] = cold.segment
+                    self._leave_out(place)
+                    return False
+                if self._took(place, cold.segment, pinned):
+                    continue
+            return True
+
+    def _read(self, place: int, pinned: Pinned) -> None:
         """Read one partition, from memory and open files.
 
         Raises:
@@ -272,49 +300,47 @@ class _Reading:
         if ranges:
             self._ranges[place] = ranges
 
-    async def read_loading(self, places: Iterable[int], moved: _Moved) -> None:
-        """Read partitions, and load their segments in the executor."""
-        turns = Turns()
-        for place in places:
-            await turns.took()
-            pinned: dict[Segment, tuple[OpenFile, SparseIndex]] = {}
-            while True:
-                try:
-                    self.read(place, pinned)
-                except ColdSegmentError as cold:
-                    if await self._load(place, cold.segment, pinned, moved):
-                        continue
-                break
+    async def loaded(self, place: int, until_s: float) -> bool:
+        """Wait for the segment of a partition, or one before it; whether that came in time."""
+        load = self._load(place, self._cold[place], or_one_before=True)
+        left_s = until_s - asyncio.get_running_loop().time()
+        if load is not None and left_s > 0:
+            await asyncio.wait((load,), timeout=left_s)
+        return load is not None and load.done()
 
-    async def _load(
-        self,
-        place: int,
-        segment: Segment,
-        pinned: dict[Segment, tuple[OpenFile, SparseIndex]],
-        moved: _Moved,
-    ) -> bool:
-        """Load a segment; returns whether to read the partition again."""
-        cache = self._broker.cache
-        if self._records_bytes and (moved.is_over or cache.is_full):
-            log, (_, wanted) = self._log(place), self._wanted[place]
-            watermark, start = (log.high_watermark, log.log_start) if log else (-1, -1)
-            stable = log.last_stable_offset if log else -1
-            self._keep(place, Fetched(wanted.partition, 0, watermark, start, 0, stable), [])
-            self._left_out.add(place)
-            return False
-        loop = asyncio.get_running_loop()
+    async def load(self, places: Iterable[int], moved: _Moved) -> None:
+        """Wait for segments, until there are enough records."""
+        for place in places if self._cold else ():
+            while place in self._cold and (self.must_wait() or not self._records_bytes):
+                if self._records_bytes and (moved.is_over or self._broker.cache.is_full):
+                    return
+                load = self._load(place, self._cold[place], or_one_before=True)
+                if load is not None:
+                    await asyncio.wait((load,))
+                self.read(place)
+
+    def _load(self, place: int, segment: Segment, *, or_one_before: bool = False) -> Load | None:
+        """Return the load of a segment; begins it, unless another one must end before."""
+        cache, loads, wanted = self._broker.cache, self._caller.loads, self._wanted[place][1]
         source = segment.source
         executor = self._broker.executor if source is None else source.executor
-        wanted, most = self._wanted[place][1], self._max_bytes - self._records_bytes
-        place_in = wanted.offset, min(wanted.max_bytes, most)
+        found, before = loads.get(segment, wanted.offset), loads.running(executor)
+        if found is None and before is None and not (self._records_bytes and cache.is_full):
+            size_bytes = min(wanted.max_bytes, self._max_bytes)
+            found = loads.begin(cache, executor, segment, wanted.offset, size_bytes)
+        return found or (before if or_one_before else None)
+
+    def _took(
+        self, place: int, segment: Segment, pinned: dict[Segment, tuple[OpenFile, SparseIndex]]
+    ) -> bool:
+        """Take what was loaded; returns whether to read the partition again."""
         try:
-            pinned[segment] = await loop.run_in_executor(
-                executor, cache.loaded_at, segment, *place_in
-            )
+            offset = self._wanted[place][1].offset
+            pinned[segment] = self._caller.loads.take(segment, offset)
         except (LogmirrorError, OSError) as error:
             if segment.is_deleted:
                 return True  # deleted meanwhile; the next read returns OFFSET_OUT_OF_RANGE
-            if source is not None and isinstance(error, LogmirrorError):
+            if segment.source is not None and isinstance(error, LogmirrorError):
                 _LOG.warning("%s: %s", segment.path, error)
                 self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
                 return False
@@ -324,6 +350,13 @@ class _Reading:
             self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
             return False
         return True
+
+    def _leave_out(self, place: int) -> None:
+        """Respond with no records of a partition, although there are some."""
+        log, number = self._log(place), self._wanted[place][1].partition
+        offsets = (log.high_watermark, log.log_start, 0, log.last_stable_offset) if log else _NONE
+        self._keep(place, Fetched(number, 0, *offsets), [])
+        self._left_out.add(place)
 
     @contextlib.contextmanager
     def watching(self, moved: _Moved) -> Iterator[bool]:
@@ -364,8 +397,11 @@ class _Reading:
                 if fetched.error:
                     self._broker.traffic.errors[Api.FETCH, int(fetched.error)] += 1
 
-    def packed(self) -> list[Part]:
-        """Encode the response."""
+    def ended(self, places: list[int]) -> list[Part]:
+        """Encode the response; the next request begins with what was left out of it."""
+        self._caller.fetch_from = self._first_left_out(places)
+        wanted = {(one, self._wanted[place][1].offset) for place, one in self._cold.items()}
+        self._caller.loads.keep(wanted)
         self._count()
         at = 0
         topics = []

@@ -1,0 +1,62 @@
+"""The segments that one connection waits for, also from one of its Fetch requests to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from concurrent.futures import Executor
+
+    from logmirror.broker.log.disk import OpenFile
+    from logmirror.broker.log.segment import Segment, SparseIndex
+    from logmirror.broker.log.segment_cache import SegmentCache
+
+    Load = asyncio.Future[tuple[OpenFile, SparseIndex]]
+
+
+class SegmentLoads:
+    """The loads in progress, of which each executor has one at most, and those that have ended.
+
+    Each has a key: the segment, and the offset that is wanted, because a part of a segment may be
+    loaded (`SegmentCache.loaded_at`).
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[tuple[Segment, int], Load] = {}
+        self._running: dict[Executor, Load] = {}
+
+    def running(self, executor: Executor) -> Load | None:
+        """Return the load that is in progress in an executor."""
+        load = self._running.get(executor)
+        return None if load is None or load.done() else load
+
+    def get(self, segment: Segment, offset: int) -> Load | None:
+        """Return a load that was begun."""
+        return self._loads.get((segment, offset))
+
+    def begin(
+        self, cache: SegmentCache, executor: Executor, segment: Segment, offset: int, size: int
+    ) -> Load:
+        """Load a segment, or `size` bytes of it from an offset on, if that is cheaper."""
+        loop = asyncio.get_running_loop()
+        load = loop.run_in_executor(executor, cache.loaded_at, segment, offset, size)
+        load.add_done_callback(_noted)
+        self._loads[segment, offset] = self._running[executor] = load
+        return load
+
+    def take(self, segment: Segment, offset: int) -> tuple[OpenFile, SparseIndex]:
+        """Return the result of a load that has ended. Raises as that does."""
+        return self._loads.pop((segment, offset)).result()
+
+    def keep(self, wanted: Collection[tuple[Segment, int]]) -> None:
+        """Let go of the results that the last request did not want."""
+        for key in [key for key, load in self._loads.items() if load.done() and key not in wanted]:
+            del self._loads[key]
+
+
+def _noted(load: Load) -> None:
+    """Mark an error as seen: whoever wants the segment next gets it."""
+    if not load.cancelled():
+        load.exception()
