@@ -359,7 +359,7 @@ def test_e43_a_partition_without_records_that_a_start_places_in_the_target_is_th
 def test_e85_kills_at_random_moments_lose_nothing(dirs):
     dirs.create("t", PARTITIONS, segment_bytes="300000")
     chance = random.Random(85)
-    with Load(dirs.bootstrap, "t", **{"enable.idempotence": True}) as load:
+    with Load(dirs.bootstrap, "t", per_s=2_000, **{"enable.idempotence": True}) as load:
         load.wait_for(500)
         for number in range(KILLS):
             target = (dirs.b, dirs.a)[number % 2]

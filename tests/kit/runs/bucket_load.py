@@ -3,6 +3,7 @@ happens to the brokers meanwhile, and a reader of what is stored."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -27,9 +28,18 @@ _RECONNECT: Final[Mapping[str, object]] = {
 
 
 class Load:
-    """A producer in a thread, and what was acknowledged to it."""
+    """A producer in a thread, and what was acknowledged to it.
 
-    def __init__(self, bootstrap: str, topic: str, **options: object) -> None:
+    Args:
+        bootstrap: `host:port`.
+        topic: The topic.
+        per_s: Records per second at most, so that a long test does not fill the disk.
+        options: Of the client.
+    """
+
+    def __init__(
+        self, bootstrap: str, topic: str, *, per_s: float = math.inf, **options: object
+    ) -> None:
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -46,7 +56,7 @@ class Load:
         self.last_acked_s = 0.0
         """When the last record was acknowledged, by `time.monotonic`."""
 
-        self._topic = topic
+        self._topic, self._per_s = topic, per_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -58,9 +68,12 @@ class Load:
             self.acked[message.partition(), message.offset()] = message.value()
 
     def _run(self) -> None:
+        began_s = time.monotonic()
         while not self._done.is_set():
             value = b"%d-" % self.sent + b"x" * (self.sent % 700)
-            if len(self._producer) < 2_000:
+            if self.sent > self._per_s * (time.monotonic() - began_s):
+                self._producer.poll(0.002)
+            elif len(self._producer) < 2_000:
                 self._producer.produce(
                     self._topic,
                     value=value,
