@@ -57,6 +57,6 @@ class SegmentLoads:
 
 
 def _noted(load: Load) -> None:
-    """Mark an error as seen: whoever wants the segment next gets it."""
+    """Mark an error as seen: the next request for the segment gets it."""
     if not load.cancelled():
         load.exception()

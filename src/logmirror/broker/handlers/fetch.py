@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     Pinned = Mapping[Segment, tuple[OpenFile, SparseIndex]]
 
 _LOG: Final = logging.getLogger(__name__)
-_PATIENCE_S: Final = 0.002
+_SHORT_WAIT_S: Final = 0.002
 """How long a response that has records of other partitions waits for segments: for small ones."""
 
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
@@ -95,7 +95,7 @@ async def _finish(reading: _Reading, places: list[int], read: int) -> list[Part]
     """Read the remaining partitions, and wait for `min_bytes` if there is room to wait."""
     moved, turns = _Moved(), Turns()
     loop = asyncio.get_running_loop()
-    timer, until_s = loop.call_later(reading.wait_s, moved.end), loop.time() + _PATIENCE_S
+    timer, until_s = loop.call_later(reading.wait_s, moved.end), loop.time() + _SHORT_WAIT_S
     try:
         for place in places[read:]:
             await turns.took()
