@@ -240,6 +240,44 @@ def test_producers_of_segments_that_were_deleted_before_their_upload_are_known(t
         assert stored == log.producers.to_bytes(3)
 
 
+def test_producers_are_known_if_the_chain_has_a_part_of_a_deleted_segment(tmp_path):
+    """A commit has its end and the begin of the next one; the commit before it was removed."""
+    store, may_upload = MemoryStore(), threading.Event()
+
+    def append(log: PartitionLog, number: int) -> None:
+        records = [Record(0, 0, 0, None, b"value", ())]
+        whole = encode_reference(records, producer_id=number, producer_epoch=0, base_sequence=0)
+        data = memoryview(bytearray(whole))
+        log.append(data, check_batch(data, max_bytes=1_000))
+
+    async def delete() -> None:
+        machine = Machine(store, tmp_path / "one", row())
+        [log] = machine.logs
+        machine.bucket._uploads.submit((TOPIC.bytes, 0), may_upload.wait)  # noqa: SLF001  # its thread
+        append(log, 0)
+        await machine.flush()
+        append(log, 1)
+        log.roll()
+        append(log, 2)
+        await machine.flush()
+        log.advance_start(2)
+        machine.commits.remove_deleted(log)
+        may_upload.set()
+        await machine.commits.wait_removed(log)
+        machine.bucket._uploads.submit("commits", lambda: None).result()  # noqa: SLF001  # as above
+        machine.close()
+
+    async def read() -> PartitionLog:
+        machine = Machine(store, tmp_path / "two", row(p0=2))
+        machine.close()
+        return machine.logs[0]
+
+    asyncio.run(delete())
+    log = asyncio.run(read())
+    assert (log.log_start, log.log_end) == (2, 3)
+    assert [number for number, _ in log.producers.items()] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("lost", ["object", "first object"])
 def test_a_missing_object_is_an_error_and_not_a_shorter_log(tmp_path, lost):
     store = MemoryStore()

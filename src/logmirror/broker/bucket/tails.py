@@ -60,6 +60,7 @@ class Tail:
         start = pieces[0].first
         expected = start if sealed_end is None and start <= log_start else sealed_end or 0
         waiting: list[Piece] = []
+        ends = set(self.cuts.values())  # the begin of a deleted segment may not be here any more
         for piece in pieces:
             if piece.next <= expected:
                 continue
@@ -73,7 +74,7 @@ class Tail:
                 )
             waiting.append(piece)
             expected = piece.next
-            if self.cuts.get(waiting[0].first) == expected:
+            if expected in ends:
                 found.append(Stretch(waiting[0].first, expected, tuple(waiting)))
                 waiting = []
         if waiting:
