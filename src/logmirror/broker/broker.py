@@ -103,7 +103,7 @@ class Caller:
     """The topic and partition with which its next Fetch begins, if the last one left it out."""
 
     loads: SegmentLoads = field(default_factory=SegmentLoads)
-    """The segment that its Fetch requests wait for."""
+    """The segments that its Fetch requests wait for."""
 
     advertised: tuple[str, int] = ("", 0)
     """Host and port that its listener advertises. An empty host stands for `local_host`."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import functools
+import weakref
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -14,6 +16,10 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment_cache import SegmentCache
 
     Load = asyncio.Future[tuple[OpenFile, SparseIndex]]
+
+
+_KEPT_S: Final = 10.0
+"""How long a result waits for the next request: it keeps a file open."""
 
 
 class SegmentLoads:
@@ -42,9 +48,20 @@ class SegmentLoads:
         """Load a segment, or `size` bytes of it from an offset on, if that is cheaper."""
         loop = asyncio.get_running_loop()
         load = loop.run_in_executor(executor, cache.loaded_at, segment, offset, size)
-        load.add_done_callback(_noted)
         self._loads[segment, offset] = self._running[executor] = load
+        load.add_done_callback(functools.partial(self._ended, (segment, offset), executor))
         return load
+
+    def _ended(self, key: tuple[Segment, int], executor: Executor, load: Load) -> None:
+        if self._running.get(executor) is load:
+            del self._running[executor]  # it would keep the file open
+        if not load.cancelled():
+            load.exception()  # marked as seen: the next request for the segment gets it
+        asyncio.get_running_loop().call_later(_KEPT_S, self._forget, key, weakref.ref(load))
+
+    def _forget(self, key: tuple[Segment, int], load: weakref.ref[Load]) -> None:
+        if key in self._loads and self._loads[key] is load():
+            del self._loads[key]
 
     def take(self, segment: Segment, offset: int) -> tuple[OpenFile, SparseIndex]:
         """Return the result of a load that has ended. Raises as that does."""
@@ -54,9 +71,3 @@ class SegmentLoads:
         """Let go of the results that the last request did not want."""
         for key in [key for key, load in self._loads.items() if load.done() and key not in wanted]:
             del self._loads[key]
-
-
-def _noted(load: Load) -> None:
-    """Mark an error as seen: the next request for the segment gets it."""
-    if not load.cancelled():
-        load.exception()

@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.bucket.test_statements_of_reads import BATCHES, expected, read_all, seal
+from broker.bucket.test_statements_of_reads import BATCHES, expected, objects, read_all, seal
+from broker.test_cold_segments import TOPIC, fetch_frame, fetched
+from kit.fakes import s3_proxy
+from kit.fakes.s3_proxy import Fault
+from kit.judges.clients import Message, produce
 from kit.judges.partition_client import PartitionClient
+from kit.judges.raw_client import RawClient
 from kit.runs.commands import wait_until
 from logmirror.broker.bucket.files import BucketDisk
+from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.file_names import sealed_path
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.reading import ColdSegmentError
@@ -219,3 +225,32 @@ def test_the_next_segment_is_fetched_while_a_consumer_reads_the_one_before(proxi
         wait_until(lambda: got() == 3, what=lambda: f"{got()} requests")
         assert read_all(partition) == expected(topic, range(BATCHES))
     assert got() == 3
+
+
+@pytest.mark.slow
+def test_a_fetch_gets_records_of_a_partition_while_the_bucket_holds_back_another(
+    proxied, monkeypatch
+):
+    monkeypatch.setattr(s3_proxy, "SILENCE_S", 20)
+    found = proxied()
+    found.create_topic(TOPIC, {"segment.bytes": "1024"}, partitions=2)
+    for number in range(3):
+        produce(found.broker.bootstrap, TOPIC, [Message(b"", b"%d" % number * 900)])
+    wait_until(lambda: objects(found, TOPIC), what=lambda: "an object of partition 0")
+    produce(found.broker.bootstrap, TOPIC, [Message(b"", b"here")], partition=1)
+    found.broker.kill()
+    found.broker.start()
+    found.proxy.spoil(Fault("silence", "GetObject", times=1_000, part="/0/"))
+    with RawClient(found.broker.port, timeout_s=60) as client:
+
+        def ask(*codes: int) -> list[int]:
+            client.send_frame(fetch_frame(dict.fromkeys(range(2), 0), max_wait_ms=500))
+            partitions = fetched(client.receive_frame(), codes)
+            return [number for number, one in partitions.items() if one.records]
+
+        for _ in range(10):
+            assert ask(ErrorCode.NONE) == [1]
+        assert found.proxy.spoiled == 1, "the request for the other one is still in progress"
+        found.proxy.spoil()
+        codes = ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR  # when that request has failed
+        wait_until(lambda: 0 in ask(*codes), what=lambda: "partition 0")

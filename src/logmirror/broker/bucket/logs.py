@@ -309,7 +309,7 @@ class BucketLogs:
             return self._coverage.end(self._keys[log]) if log in self._keys else 0
 
     def wait_uploaded(self, log: PartitionLog, timeout_s: float) -> None:
-        """Wait for what is being uploaded of a log, or cannot be. Blocks.
+        """Wait until the sealed segments of a log are uploaded, or cannot be. Blocks.
 
         Raises:
             UnavailableError: It takes too long, or the broker stops.
@@ -322,7 +322,7 @@ class BucketLogs:
         except UnavailableError:
             raise
         except Exception as error:  # noqa: BLE001  # of an upload, which has reported it
-            _LOG.warning("%s: is moved without what was not uploaded: %s", log.folder, error)
+            _LOG.warning("%s: a segment could not be uploaded before a move: %s", log.folder, error)
 
     def _forget_producers(self, in_bucket: str, offset: int) -> None:
         place = f"{PRODUCERS}/{in_bucket}"

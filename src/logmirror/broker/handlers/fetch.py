@@ -14,9 +14,11 @@ The work of a request is bounded:
 - Each partition is read once, and again only when its log has moved. A segment that is not in
   memory is loaded for the partition that needs it, and stays open for the response.
 - A response that has `min_bytes` waits for segments for 2 ms at most. The partitions that need them
-  get no records, and the first segment is loaded meanwhile, of each archive too. The next Fetch of
-  the connection begins with the first of these partitions. Once `max_wait_ms` has passed or too
-  many files are open, a response with any records does not wait either.
+  get no records. One segment is loaded meanwhile, and one of each archive. The next Fetch of the
+  connection begins with the first of these partitions. Once `max_wait_ms` has passed or too many
+  files are open, a response with any records does not wait either.
+- A response without records waits for a segment for 20 s at most, which is less than clients wait
+  for a response. The next Fetch waits for the same load.
 - A partition that a request names twice is served once, as in Kafka: the last entry counts.
 
 Deviations from Kafka: there are no fetch sessions (every response has session ID 0, so clients send
@@ -62,12 +64,15 @@ _LOG: Final = logging.getLogger(__name__)
 _SHORT_WAIT_S: Final = 0.002
 """How long a response that has records of other partitions waits for segments: for small ones."""
 
+_LONGEST_WAIT_S: Final = 20.0
+"""How long any response waits for segments. Clients wait for 30 s or longer, by default."""
+
 _FULL_FETCH_EPOCHS: Final = (-1, 0)
 _NOT_THERE: Final = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 """Their list of aborted transactions is empty and not null, as in Apache Kafka."""
 
-_NONE: Final = -1, -1, 0, -1
-_NOT_READ: Final = Fetched(-1, 0, -1, -1, 0, -1)
+_NO_OFFSETS: Final = -1, -1, 0, -1
+_NOT_READ: Final = Fetched(-1, 0, *_NO_OFFSETS)
 
 Part = bytes | bytearray | FileRange
 """A part of a response: bytes, or a range of a file."""
@@ -95,20 +100,20 @@ async def _finish(reading: _Reading, places: list[int], read: int) -> list[Part]
     """Read the remaining partitions, and wait for `min_bytes` if there is room to wait."""
     moved, turns = _Moved(), Turns()
     loop = asyncio.get_running_loop()
-    timer, until_s = loop.call_later(reading.wait_s, moved.end), loop.time() + _SHORT_WAIT_S
+    timer, began_s = loop.call_later(reading.wait_s, moved.end), loop.time()
     try:
         for place in places[read:]:
             await turns.took()
-            while not reading.read(place) and await reading.loaded(place, until_s):
+            while not reading.read(place) and await reading.loaded(place, began_s + _SHORT_WAIT_S):
                 pass
-        await reading.load(places, moved)
+        await reading.load(places, moved, began_s + _LONGEST_WAIT_S)
         if reading.must_wait() and not moved.is_over:
             with reading.watching(moved) as may_wait:
                 while may_wait and reading.must_wait() and not moved.is_over:
                     for place in await moved.next():
                         await turns.took()
                         reading.read(place)
-                    await reading.load(places, moved)
+                    await reading.load(places, moved, began_s + _LONGEST_WAIT_S)
     finally:
         timer.cancel()
     return reading.ended(places)
@@ -308,15 +313,16 @@ class _Reading:
             await asyncio.wait((load,), timeout=left_s)
         return load is not None and load.done()
 
-    async def load(self, places: Iterable[int], moved: _Moved) -> None:
+    async def load(self, places: Iterable[int], moved: _Moved, until_s: float) -> None:
         """Wait for segments, until there are enough records."""
         for place in places if self._cold else ():
             while place in self._cold and (self.must_wait() or not self._records_bytes):
                 if self._records_bytes and (moved.is_over or self._broker.cache.is_full):
                     return
-                load = self._load(place, self._cold[place], or_one_before=True)
-                if load is not None:
-                    await asyncio.wait((load,))
+                segment = self._cold[place]
+                if not await self.loaded(place, until_s):
+                    _LOG.warning("%s: a Fetch ends before it could be loaded", segment.path)
+                    return
                 self.read(place)
 
     def _load(self, place: int, segment: Segment, *, or_one_before: bool = False) -> Load | None:
@@ -353,9 +359,10 @@ class _Reading:
 
     def _leave_out(self, place: int) -> None:
         """Respond with no records of a partition, although there are some."""
-        log, number = self._log(place), self._wanted[place][1].partition
-        offsets = (log.high_watermark, log.log_start, 0, log.last_stable_offset) if log else _NONE
-        self._keep(place, Fetched(number, 0, *offsets), [])
+        log, offsets = self._log(place), _NO_OFFSETS
+        if log is not None:
+            offsets = log.high_watermark, log.log_start, 0, log.last_stable_offset
+        self._keep(place, Fetched(self._wanted[place][1].partition, 0, *offsets), [])
         self._left_out.add(place)
 
     @contextlib.contextmanager

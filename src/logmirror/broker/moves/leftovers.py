@@ -49,8 +49,7 @@ class Leftovers:
 
     Attributes:
         has_commits: Whether the chain has commits of a residence, by `Residence.key`.
-        unfinished: Those that continue, and their targets.
-        renewed: Those of them that have a new residence (H3), as they are now.
+        renewed: Those that continue and have a new residence (H3), as they are now.
         left: The residences that they had.
         ended: Those that are complete, or forgotten.
         folders: What is to be removed.
@@ -66,7 +65,7 @@ class Leftovers:
         self._dirs, self._disk, self._rows = dirs, disk, rows
         self._is_in_bucket = is_in_bucket
         self.has_commits: Callable[[tuple[bytes, int]], bool] = lambda _key: False
-        self.unfinished: list[tuple[MoveRow, Path]] = []
+        self._unfinished: dict[tuple[bytes, int], tuple[MoveRow, Path]] = {}
         self.renewed: list[MoveRow] = []
         self.left: list[Residence] = []
         self.ended: list[tuple[bytes, int]] = []
@@ -119,7 +118,7 @@ class Leftovers:
                 self.left.append(residence)
                 move = move._replace(nonce=new_nonce() + new_nonce())
                 self.renewed.append(move)
-            self.unfinished.append((move, target))
+            self._unfinished[move.topic_id, move.partition] = move, target
             return
         if len(found) == 1:  # else one was put there by hand
             self.folders.append(free_name(self._disk, found[0], move.nonce))
@@ -137,23 +136,27 @@ class Leftovers:
 
     def _continue(self, move: MoveRow, target: Path, new: Path) -> None:
         self._copies.add(self._copy(move, new))
-        self.unfinished.append((move, target))
+        self._unfinished[move.topic_id, move.partition] = move, target
+
+    @property
+    def unfinished(self) -> list[tuple[MoveRow, Path]]:
+        """The moves that continue, and their targets."""
+        return list(self._unfinished.values())
 
     def _copy(self, move: MoveRow, new: Path) -> Path:
         return new.with_name(f"{move.partition}.{move.nonce}{FUTURE}")
 
     def placed(self, row: TopicRow, partition: int, log_dir: Path) -> None:
-        """Complete the move of a partition that has no folder, and gets one in the target itself.
+        """End the move of a partition that this start has placed in the target itself.
 
-        A power loss leaves none of a partition without records.
+        A partition without records has no folder, so a start may place it anywhere.
         """
         key = row.topic_id.bytes, partition
-        move = self._rows.get(key)
-        if move is None or self._dirs.by_name.get(move.target) != log_dir:
-            return
-        self.unfinished = [one for one in self.unfinished if one[0][:2] != key]
-        self._copies.discard(self._copy(move, log_dir / row.name / str(partition)))
-        self.ended.append(key)
+        move, target = self._unfinished.get(key, (None, None))
+        if move is not None and target == log_dir:
+            del self._unfinished[key]
+            self._copies.discard(self._copy(move, log_dir / row.name / str(partition)))
+            self.ended.append(key)
 
     def list_others(self, topic: str) -> None:
         """List what belongs to no move, once all partitions of the topic are finished."""
