@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 
 from kit.judges.copies import anomalies, copy, end_of, forget_connections
 from kit.judges.gaps import CREDENTIALS, Writer, plain_messages, secured_kafka, trim
-from kit.runs.commands import logmirror
+from kit.runs.commands import logmirror, wait_until
 from kit.servers.apache import RELEASES
 from kit.servers.security import USER
 from logmirror.app.acls import needed_acls
@@ -88,24 +88,45 @@ class World:
         return self.mirror(lake, flush=FLUSH, **{"chain-start": "earliest"})
 
     def grant(self, acls):
-        """Allow these, and take back all that was allowed before."""
-        everything = (ResourceType.ANY, None, ResourcePatternType.ANY, None, None)
-        all_of_them = (AclOperation.ANY, AclPermissionType.ANY)
-        (taken,) = self.admin.delete_acls([AclBindingFilter(*everything, *all_of_them)]).values()
-        taken.result(30)
-        self.allow(acls)
+        """Allow these and nothing else. What stays allowed is allowed all the time."""
+        wanted, allowed = {binding(acl) for acl in acls}, self.allowed()
+        self.create(wanted - allowed)
+        self.delete(allowed - wanted)
+        # The broker's answer is the set by which it decides: a permission may take effect later.
+        wait_until(lambda: self.allowed() == wanted, what=lambda: f"{wanted}", timeout_s=60)
 
     def allow(self, acls):
         """Allow these beside what is allowed."""
-        bindings = [binding(acl) for acl in acls]
-        for made in self.admin.create_acls(bindings).values() if bindings else ():
+        self.create({binding(acl) for acl in acls})
+
+    def allowed(self):
+        """All that is allowed now."""
+        return set(self.admin.describe_acls(AclBindingFilter(*_EVERYTHING)).result(30))
+
+    def create(self, bindings):
+        for made in self.admin.create_acls(list(bindings)).values() if bindings else ():
             made.result(30)
+
+    def delete(self, bindings):
+        filters = [AclBindingFilter(*fields(one)) for one in bindings]
+        for taken in self.admin.delete_acls(filters).values() if filters else ():
+            taken.result(30)
 
     def forget_progress(self):
         """Each world begins without the topic that worlds would share."""
         forget_connections()
         if PROGRESS_TOPIC in self.admin.list_topics(timeout=30).topics:
             self.broker.delete_topic(PROGRESS_TOPIC)
+
+
+_EVERYTHING = (ResourceType.ANY, None, ResourcePatternType.ANY, None, None)
+_EVERYTHING += (AclOperation.ANY, AclPermissionType.ANY)
+
+
+def fields(binding):
+    """In the order in which a binding and a filter take them."""
+    resource = (binding.restype, binding.name, binding.resource_pattern_type)
+    return (*resource, binding.principal, binding.host, binding.operation, binding.permission_type)
 
 
 def binding(acl):
