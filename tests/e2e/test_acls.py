@@ -92,7 +92,7 @@ class World:
         wanted, allowed = {binding(acl) for acl in acls}, self.allowed()
         self.create(wanted - allowed)
         self.delete(allowed - wanted)
-        # The broker's answer is the set by which it decides: a permission may take effect later.
+        # The broker shows the set by which it decides, and a permission may take effect later.
         wait_until(lambda: self.allowed() == wanted, what=lambda: f"{wanted}", timeout_s=60)
 
     def allow(self, acls):

@@ -50,9 +50,8 @@ from logmirror.groups.link_spec import TRANSACTIONAL_ID_PREFIX
 from logmirror.mirror.ports import KafkaSpec
 from logmirror.reports import Acl, ClusterAcls
 from logmirror.to_kafka.gap_writer import transactional_id_prefix
-from logmirror.to_kafka.mirrormaker_traces import offsets_topic, workers_group
 from logmirror.to_kafka.translate_progress import PROGRESS_TOPIC, FlowKey
-from logmirror.wire.mirrormaker import syncs_topic
+from logmirror.wire.mirrormaker import offsets_topic, syncs_topic, workers_group
 from logmirror.wire.replication_policy import HEARTBEATS, ReplicationPolicy
 
 if TYPE_CHECKING:

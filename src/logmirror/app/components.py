@@ -88,6 +88,12 @@ def destinations(
             return ArchiveDestination(
                 spec, open_store, committer, SYSTEM_CLOCK, long_chains=long_chains
             )
+        if spec.takeover is not None:
+            from logmirror.to_kafka.takeover_destination import (  # noqa: PLC0415  # loads kernels
+                TakeoverDestination,
+            )
+
+            return TakeoverDestination(spec, clusters, writer_id, observer)
         if spec.offsets == "translate":
             return TranslateDestination(spec, clusters, writer_id, observer)
         return PreserveDestination(spec, clusters, observer)

@@ -6,7 +6,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror.errors import FencedError
-from logmirror.groups.link import Link
 from logmirror.groups.link_spec import LinkSpec
 from logmirror.groups.rounds import NONE_HINT, Rounds
 from logmirror.groups.translation import CAUSES
@@ -14,7 +13,7 @@ from logmirror.monitoring import metrics
 
 if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
-    from logmirror.groups.link import Round
+    from logmirror.groups.link import Link, Round
 
 _LOG = logging.getLogger("logmirror.groups")
 
@@ -27,7 +26,7 @@ _SHOWN: Final = 10
 """The most groups in one log event."""
 
 
-class GroupService(Rounds[LinkSpec, Link]):
+class GroupService(Rounds[LinkSpec, "Link"]):
     """The links of one process."""
 
     NAME = "groups"

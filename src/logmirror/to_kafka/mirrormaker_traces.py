@@ -22,7 +22,7 @@ from logmirror.cluster.retry import NotFoundError
 from logmirror.model import TopicPartition
 from logmirror.source.compare import chunks
 from logmirror.source.partition import KafkaSource
-from logmirror.wire.mirrormaker import SYNC_BYTES, encode_sync_key
+from logmirror.wire.mirrormaker import SYNC_BYTES, encode_sync_key, offsets_topic
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -38,16 +38,6 @@ _NO_PAIRS: Final = np.empty((0, 2), np.int64)
 
 PAIRS_MAX: Final = 64
 """Pairs that are kept for each partition: those with the highest upstream offsets."""
-
-
-def workers_group(source_alias: str) -> str:
-    """Return the group of MirrorMaker's workers that copy from a source."""
-    return f"{source_alias}-mm2"
-
-
-def offsets_topic(source_alias: str) -> str:
-    """Return the topic in which MirrorMaker's workers store source offsets."""
-    return f"mm2-offsets.{source_alias}.internal"
 
 
 def sync_pairs(

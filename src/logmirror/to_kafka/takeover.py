@@ -30,15 +30,11 @@ from logmirror.errors import (
 from logmirror.mirror.cleanup_policy import is_compacted
 from logmirror.source.partition import FetchBuffer
 from logmirror.to_kafka.idempotence import target
-from logmirror.to_kafka.mirrormaker_traces import (
-    stored_offsets,
-    sync_pairs,
-    workers_group,
-)
+from logmirror.to_kafka.mirrormaker_traces import stored_offsets, sync_pairs
 from logmirror.to_kafka.takeover_logs import PartitionLog, joined
 from logmirror.to_kafka.takeover_walk import Continued, continued, is_in
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.mirrormaker import syncs_topic
+from logmirror.wire.mirrormaker import syncs_topic, workers_group
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

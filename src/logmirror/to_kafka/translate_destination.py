@@ -16,24 +16,19 @@ from logmirror.cluster.client import LATEST
 from logmirror.cluster.offset_syncs import create_sync_topic
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
-    FencedError,
-    InternalError,
     LogmirrorError,
     PositionError,
     UnavailableError,
     UsageError,
 )
 from logmirror.mirror.ports import Begun
-from logmirror.to_kafka.adoption import adopt
 from logmirror.to_kafka.idempotence import target
 from logmirror.to_kafka.preserve_destination import PreserveDestination
-from logmirror.to_kafka.takeover import Found, TakeoverSearch, check_stopped
 from logmirror.to_kafka.translate_progress import (
     PROGRESS,
     PROGRESS_CONFIGS,
     PROGRESS_TOPIC,
     STALL_MS,
-    Progress,
     ProgressReader,
     current,
     encode_owner,
@@ -80,9 +75,6 @@ class TranslateDestination(PreserveDestination):
         self._target_id: bytes | None = None
         """The topic ID at the destination."""
 
-        self._found: dict[FlowId, Found] = {}
-        """What MirrorMaker has copied, as it was compared last."""
-
     def prepare(
         self, source: ClusterClient, topic: TopicMetadata, partitions: Collection[int] | None
     ) -> None:
@@ -106,14 +98,11 @@ class TranslateDestination(PreserveDestination):
         target_id = self._client.topic(kafka.topic).topic_id
         self._target_id = target_id
         reader.await_markers(flow_key(kafka, flow) for flow in flows)
-        taken = self._taken_over([one for one in flows if self._may_take_over(one)])
         found: dict[FlowId, int | LogmirrorError | None] = {}
         for flow in flows:
             owner = reader.owner(flow_key(kafka, flow))
             if flow in self._owned and owner != self._writer_id:
                 found[flow] = taken_over(flow, owner)
-            elif flow in taken:
-                found[flow] = taken[flow]
             else:
                 progress = current(reader, kafka, flow, target_id)
                 found[flow] = None if progress is None else progress.next_offset
@@ -127,7 +116,8 @@ class TranslateDestination(PreserveDestination):
     def check(self, flow: FlowId, found: int | None, view: SourceView) -> int:
         """See `Destination.check`; without progress, begin at the source's log start offset."""
         kafka = self.spec
-        if found is None or self._may_take_over(flow):
+        progress = self._reader.progress(flow_key(kafka, flow))
+        if found is None or progress is None:
             self._check_not_renamed(flow, view)
         if found is None:
             return view.log_start
@@ -137,7 +127,6 @@ class TranslateDestination(PreserveDestination):
             "target_topic": kafka.topic,
             "position": found,
         }
-        progress = self._reader.progress(flow_key(kafka, flow))
         source_id = None if progress is None else progress.source_topic_id
         if source_id is not None and view.topic_id not in (None, source_id):
             raise PositionError(
@@ -172,14 +161,10 @@ class TranslateDestination(PreserveDestination):
         return found
 
     def begin(self, flow: FlowId, start: Start) -> Begun:
-        """See `Destination.begin`: write the owner record, once per run.
-
-        A flow that takes over from MirrorMaker also writes its first progress.
-        """
+        """See `Destination.begin`: write the owner record, once per run."""
+        del start
         if flow not in self._owned:
             self._own(flow)
-        if self._may_take_over(flow):
-            self._adopt(flow, start)
         return Begun()
 
     def _own(self, flow: FlowId) -> None:
@@ -192,92 +177,6 @@ class TranslateDestination(PreserveDestination):
             raise response.error
         self._owned.add(flow)
         failpoints.reach("translate.owned")
-
-    # -- a copy of MirrorMaker -------------------------------------------------------------------
-
-    def _may_take_over(self, flow: FlowId) -> bool:
-        """Whether a flow continues MirrorMaker's copy: not if it ever had progress of its own."""
-        return self.spec.takeover is not None and self._reader.progress(self._key(flow)) is None
-
-    def _taken_over(self, flows: Sequence[FlowId]) -> dict[FlowId, int | LogmirrorError | None]:
-        """Find where MirrorMaker's copies continue; reads only."""
-        if self.spec.takeover is None or not flows:
-            return {}
-        source = self._clusters.client(self.spec.takeover.source)
-        search = TakeoverSearch(self.spec, source, self._client, self._clock)
-        found = search.found(flows)
-        self._found |= {one: each for one, each in found.items() if isinstance(each, Found)}
-        failpoints.reach("takeover.found")
-        return {
-            flow: each.next_offset if isinstance(each, Found) else each
-            for flow, each in found.items()
-        }
-
-    def _adopt(self, flow: FlowId, start: Start) -> None:
-        """Write a flow's first progress, which ends the take-over.
-
-        Raises:
-            UnavailableError: MirrorMaker runs again, or something was written since the comparison,
-                or an older run has fenced this one.
-            FencedError: Another run has taken over the flow.
-            LogmirrorError: The progress may have been written; the next position shows it.
-        """
-        found = self._found.get(flow)
-        if found is None or self.spec.takeover is None:
-            raise InternalError("a flow is taken over without a comparison", flow=str(flow))
-        progress = Progress(
-            next_offset=start.position,
-            source_topic_id=start.view.topic_id,
-            target_topic_id=self._target_id,
-            writer=self._writer_id,
-        )
-        try:
-            is_written = adopt(
-                self._client,
-                self._reader,
-                self._key(flow),
-                progress,
-                lambda: self._check_unchanged(flow, found),
-                self._clock,
-            )
-        except FencedError as error:
-            owner = self._reader.refresh().owner(self._key(flow))
-            if owner != self._writer_id:
-                raise taken_over(flow, owner) from error
-            raise UnavailableError(error.message, hint=error.hint, **error.facts) from error
-        if not is_written:
-            return  # another instance was faster; the first slice reads its position
-        facts = {
-            "mirror": flow.mirror,
-            "topic": flow.topic,
-            "partition": flow.partition,
-            "target_topic": self.spec.topic,
-            "position": start.position,
-            "compared": found.compared,
-            "repeated": found.repeated,
-            "repeated_again": found.behind,
-            "stored_by_mirrormaker": found.stored,
-        }
-        if found.next_offset is None:
-            _LOG.info("MirrorMaker has copied nothing: a new replica", extra={"facts": facts})
-        else:
-            _LOG.info("taken over from MirrorMaker", extra={"facts": facts})
-
-    def _check_unchanged(self, flow: FlowId, found: Found) -> None:
-        """Check that MirrorMaker has not been started and has not written since the comparison."""
-        if self.spec.takeover is not None:
-            check_stopped(self._client, self.spec.takeover)
-        where = target(self.spec, flow)
-        end = self._client.log_ends([where])[where].end_offset
-        if end != found.target_end:
-            raise UnavailableError(
-                "the target has changed since it was compared with the source",
-                hint="MirrorMaker or another client still writes to it",
-                topic=where.topic,
-                partition=where.partition,
-                expected=found.target_end,
-                found=end,
-            )
 
     def _key(self, flow: FlowId) -> FlowKey:
         return flow_key(self.spec, flow)

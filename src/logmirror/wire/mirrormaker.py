@@ -89,6 +89,16 @@ def syncs_topic(alias: str) -> str | None:
     return _DEFAULT_POLICY.offset_syncs_topic(alias)
 
 
+def workers_group(source_alias: str) -> str:
+    """Return the group of MirrorMaker's workers that copy from a source."""
+    return f"{source_alias}-mm2"
+
+
+def offsets_topic(source_alias: str) -> str:
+    """Return the topic in which MirrorMaker's workers store source offsets."""
+    return f"mm2-offsets.{source_alias}.internal"
+
+
 def encode_sync_key(partition: TopicPartition) -> bytes:
     """The key of a partition's syncs, for compaction.
 
