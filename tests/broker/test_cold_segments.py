@@ -270,7 +270,10 @@ def _run(
 
     async def inside() -> None:
         options = BrokerOptions(log_dir=folder, segment_bytes=1024)
-        cache, commits = SegmentCache(disk, max_loaded=loaded), GroupCommit(executor, disk)
+        cache, commits = (
+            SegmentCache(disk, max_loaded=loaded),
+            GroupCommit(lambda _: executor, disk),
+        )
         topics = Topics(options, store, executor, disk, cache, commits)
         parts = coordinators(folder, store, topics, commits, executor)
         broker = Broker(options=options, cache=cache, **stack.enter_context(parts))

@@ -262,7 +262,7 @@ def test_a_file_that_cannot_be_removed_has_no_effect(tmp_path, caplog):
     async def act() -> None:
         with ThreadPoolExecutor(1) as executor:
             disk = Stuck()
-            commits = GroupCommit(executor, disk)
+            commits = GroupCommit(lambda _: executor, disk)
             log = _open(tmp_path / "t" / "0", disk)
             for number in range(20):
                 _append(log, number)

@@ -62,7 +62,7 @@ class Parts:
         options = BrokerOptions(log_dir=folder)
         self.clock = _Moved()
         self.store = MetadataStore(folder / ".logmirror" / "broker.sqlite")
-        self.commits = GroupCommit(executor, disk)
+        self.commits = GroupCommit(lambda _: executor, disk)
         cache = SegmentCache(disk)
         self.topics = Topics(options, self.store, executor, disk, cache, self.commits)
         self.topics.load()

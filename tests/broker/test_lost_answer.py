@@ -63,7 +63,7 @@ def _with_broker(root: Path, act: Callable[[Broker, SlowDisk], Awaitable[None]])
         try:
             with ThreadPoolExecutor(2) as executor:
                 cache, options = SegmentCache(disk), BrokerOptions(log_dir=root)
-                commits = GroupCommit(executor, disk)
+                commits = GroupCommit(lambda _: executor, disk)
                 topics = Topics(options, store, executor, disk, cache, commits)
                 await topics.create(TOPIC, 1, {})
                 with coordinators(root, store, topics, commits, executor) as others:

@@ -146,7 +146,7 @@ def _with_topics(
                     executor,
                     disk,
                     SegmentCache(disk),
-                    GroupCommit(executor, disk),
+                    GroupCommit(lambda _: executor, disk),
                 )
                 topics.load()
                 await act(topics, store)

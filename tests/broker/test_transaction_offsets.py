@@ -182,7 +182,7 @@ async def running(root: Path, configs: Mapping[str, str] = {}) -> AsyncIterator[
         ThreadPoolExecutor(2) as executor,
         contextlib.closing(MetadataStore(root / "db")) as store,
     ):
-        cache, commits = SegmentCache(disk), GroupCommit(executor, disk)
+        cache, commits = SegmentCache(disk), GroupCommit(lambda _: executor, disk)
         topics = Topics(options, store, executor, disk, cache, commits)
         topics.load()
         if TOPIC not in topics.by_name:

@@ -32,6 +32,7 @@ from logmirror.broker.handlers.client_quotas import stored_quotas
 from logmirror.broker.housekeeping import Housekeeping
 from logmirror.broker.log.batch_check import RECORD_CHECK
 from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.flush_threads import FlushThreads
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment_cache import AHEAD, DEFAULT_LOADED_SEGMENTS, SegmentCache
 from logmirror.broker.log_dirs.holding import held_dir
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     _Stores = tuple[MetadataStore, StateStore, SecurityStore]
 
 _LOG: Final = logging.getLogger(__name__)
-_FLUSH_THREADS: Final = 4
 _OTHER_THREADS: Final = 4
 _CHANGE_THREADS: Final = 2
 _MOVE_THREADS: Final = 4  # two steps, and what makes the steps before them durable
@@ -172,7 +172,7 @@ async def _serve(  # noqa: PLR0913, PLR0917  # the broker's parts
     max_connections, max_files = _share_files(options.max_connections)
     disk, cache = _disk(max_files, bucket)
     with (
-        ThreadPoolExecutor(_FLUSH_THREADS, "logmirror-flush") as flushers,
+        FlushThreads() as flushers,
         ThreadPoolExecutor(_OTHER_THREADS, "logmirror-broker") as others,
         ThreadPoolExecutor(_CHANGE_THREADS, "logmirror-change") as changers,
         ThreadPoolExecutor(_CHECK_THREADS, "logmirror-check") as checkers,
@@ -270,14 +270,14 @@ def _disk(max_files: int, bucket: BucketLogs | None) -> tuple[Disk, SegmentCache
 
 
 def _commits(
-    options: BrokerOptions, executor: Executor, disk: Disk, bucket: BucketLogs | None
+    options: BrokerOptions, threads: FlushThreads, disk: Disk, bucket: BucketLogs | None
 ) -> GroupCommit:
     """Return what makes the logs durable, on the disk or in a bucket."""
     limit = options.max_unflushed_bytes
     if bucket is None:
-        return GroupCommit(executor, disk, max_unflushed_bytes=limit)
+        return GroupCommit(threads.of, disk, max_unflushed_bytes=limit)
     return BucketCommit(
-        executor,
+        threads.of,
         bucket,
         interval_ms=options.commit_interval_ms,
         timeout_ms=options.commit_timeout_ms,

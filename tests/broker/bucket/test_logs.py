@@ -58,7 +58,7 @@ class Machine:
         self.bucket = BucketLogs(store, folder, interval_ms=1, cache_bytes=1 << 30)
         self._executor = ThreadPoolExecutor(1)
         self.commits = BucketCommit(
-            self._executor,
+            lambda _: self._executor,
             self.bucket,
             interval_ms=1,
             timeout_ms=1_000,

@@ -234,7 +234,7 @@ async def _with_topics(
     try:
         with ThreadPoolExecutor(1) as executor:
             disk = Disk()
-            commits = GroupCommit(executor, disk)
+            commits = GroupCommit(lambda _: executor, disk)
             options = BrokerOptions(log_dir=root)
             topics = Topics(options, store, executor, disk, SegmentCache(disk), commits)
             topics.load()

@@ -264,7 +264,8 @@ def _with_commits(
         with ThreadPoolExecutor(2) as executor:
             try:
                 await act(
-                    GroupCommit(executor, disk, max_unflushed_bytes=max_unflushed_bytes), disk
+                    GroupCommit(lambda _: executor, disk, max_unflushed_bytes=max_unflushed_bytes),
+                    disk,
                 )
             finally:
                 disk.may_flush.set()

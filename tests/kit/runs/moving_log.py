@@ -164,7 +164,7 @@ class Life:
             durable=DurableEnd(self.acked, 0) if self.acked else None,
         )
         self.rows.change_moves([], leftovers.ended)
-        self.commits = GroupCommit(self.executor, self.disk)
+        self.commits = GroupCommit(lambda _: self.executor, self.disk)
         parts = self.rows, self.commits, self.disk, self.executor, self.executor
         self.moves = Moves(*parts, Throttle(SYSTEM_CLOCK))  # type: ignore[arg-type]  # the rows
         self.moves.open(

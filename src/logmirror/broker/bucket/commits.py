@@ -65,7 +65,7 @@ class BucketCommit(GroupCommit):
     """Commits the logs of a log dir in a bucket.
 
     Args:
-        executor: Removes deleted segments.
+        threads: As in `GroupCommit`; those of a log in the bucket remove deleted segments.
         bucket: The log dir.
         interval_ms: Least time between two gatherings.
         timeout_ms: How long a producer waits for the bucket.
@@ -76,7 +76,7 @@ class BucketCommit(GroupCommit):
 
     def __init__(  # noqa: PLR0913  # the settings of a bucket
         self,
-        executor: Executor,
+        threads: Callable[[PartitionLog], Executor],
         bucket: BucketLogs,
         *,
         interval_ms: int,
@@ -85,7 +85,7 @@ class BucketCommit(GroupCommit):
         tail_age_ms: int,
         max_commits: int,
     ) -> None:
-        super().__init__(executor, bucket.disk, max_unflushed_bytes=max_unflushed_bytes)
+        super().__init__(threads, bucket.disk, max_unflushed_bytes=max_unflushed_bytes)
         self.unflushed.counts_all = True
         self._on_disk = UnflushedLimit(max_unflushed_bytes)
         self._bucket = bucket

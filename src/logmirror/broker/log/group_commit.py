@@ -1,7 +1,8 @@
 """Flushes logs and removes deleted segments, in worker threads.
 
 Group commit: batches appended during a partition's flush share the next one, so a busier partition
-has more batches per flush. Partitions flush in parallel, up to the number of worker threads.
+has more batches per flush. Partitions flush in parallel, up to the number of threads of their log
+directory.
 
 A log that does not flush before each response (`flush_rule`) is flushed when its rule requires it,
 when a request waits for it, at the limit of unflushed bytes, and at the end.
@@ -40,12 +41,22 @@ class Arrival(NamedTuple):
 
 
 class GroupCommit:
-    """Runs the sync jobs of all partitions."""
+    """Runs the sync jobs of all partitions.
+
+    Args:
+        threads: Returns those that flush a log and remove its segments; see `FlushThreads`.
+        disk: The system calls.
+        max_unflushed_bytes: Limit for the bytes that are not flushed, of all partitions.
+    """
 
     def __init__(
-        self, executor: Executor, disk: Disk, *, max_unflushed_bytes: int = DEFAULT_UNFLUSHED_BYTES
+        self,
+        threads: Callable[[PartitionLog], Executor],
+        disk: Disk,
+        *,
+        max_unflushed_bytes: int = DEFAULT_UNFLUSHED_BYTES,
     ) -> None:
-        self._executor = executor
+        self._threads = threads
         self._disk = disk
         self._loop = asyncio.get_running_loop()
         self._scheduled: set[PartitionLog] = set()
@@ -126,7 +137,7 @@ class GroupCommit:
         job = log.begin_sync(is_due=log in self._arrivals)
         if job is not None:
             self.flushes += 1
-            work = self._loop.run_in_executor(self._executor, job.run)
+            work = self._loop.run_in_executor(self._threads(log), job.run)
             self._flushing.add(work)
             work.add_done_callback(self._flushing.discard)
             self._follow(log, job, work)
@@ -228,7 +239,7 @@ class GroupCommit:
         segments = log.take_deleted() if log not in self._removing else []
         if not segments:
             return
-        removing = self._loop.run_in_executor(self._executor, self._removal(log), segments)
+        removing = self._loop.run_in_executor(self._threads(log), self._removal(log), segments)
         self._removing[log] = removing
         removing.add_done_callback(lambda done: self._removed(log, done))
 
