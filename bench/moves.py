@@ -12,6 +12,7 @@ written for a while may take a third of the rate of others.
     mb_s        of the move, from the request until the broker shows the partition in the new place
     before      latencies of the producer in the 5 s before, ms
     during      the same during the move
+    busy        the same after it, beside a process that only computes
     hold_ms     how long each swap held the event loop, of logmirror's metrics
     delete_ms   DeleteRecords during a limited move; error: its code, -1 without a response in 20 s
     resume_s    from the start after a kill -9 halfway until the move is complete
@@ -35,6 +36,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -97,6 +99,7 @@ class Contestant:
                 "log.dirs": ",".join(self.places),
                 "log.segment.bytes": SEGMENT_BYTES,
                 "broker.session.timeout.ms": 1_500,
+                "broker.heartbeat.interval.ms": 300,
             }
             self.broker = ApacheKafka("4.3.1", folder, config=config, jvm=(), heap="1g")
         else:
@@ -222,14 +225,31 @@ def measured(one: Contestant) -> dict[str, Any]:
         began = one.request(target)
         took = one.wait(target, began)
         end = time.monotonic()
-        time.sleep(1)
+        time.sleep(2)
+        with busy_process():
+            time.sleep(1)
+            busy = time.monotonic()
+            time.sleep(3)
+            idle = time.monotonic()
     found["loaded_mb_s"] = one.bytes / 1e6 / took
+    found["busy"] = load.between(busy, idle)
     found["before"], found["during"] = load.between(begin, began), load.between(began, end)
     found["around_swap_ms"] = load.between(end - 0.3, end + 0.1).get("highest")
     found["errors"] = load.errors
     held_ms.append(one.held_ms())
     found["hold_ms"] = [after - before for before, after in itertools.pairwise(held_ms)]
     return found
+
+
+@contextlib.contextmanager
+def busy_process() -> Iterator[None]:
+    """Run a process that only computes, with the lowest priority."""
+    command = ["nice", "-n", "19", sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(command) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def disk_rate(one: Contestant) -> float:

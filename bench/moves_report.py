@@ -34,13 +34,13 @@ def moves_section(found: dict) -> str:
             [
                 title,
                 *(f"{_median(rounds, one):.0f}" for one in ("mb_s", "loaded_mb_s")),
-                *(_latencies(rounds, when) for when in ("before", "during")),
+                *(_latencies(rounds, when) for when in ("before", "during", "busy")),
                 f"{_median(rounds, 'around_swap_ms'):.0f}",
             ]
         )
         limited.append([title, *_limited(last)])
     moving = ["", "MB/s alone", "MB/s beside the producer", "producer before: p50, p99, highest ms"]
-    moving += ["during", "highest ms around the swap"]
+    moving += ["during the move", "beside a busy process", "highest ms around the swap"]
     behind = ["", "rate, part of the limit", "DeleteRecords, ms", "complete after a kill -9, s"]
     return "\n\n".join(
         [
@@ -70,7 +70,9 @@ def _setting(megabytes: int) -> str:
         f"One partition of {megabytes} MB with segments of 16 MiB, both directories on one disk, "
         "Apache Kafka 4.3.1 in the same run. The producer is idempotent and sends 1,000 records "
         "of 1 KiB per second. Before each move, a file of the same size is written, flushed and "
-        "removed, twice. Medians over the rounds."
+        "removed, twice. The *busy process* only computes, with the lowest priority (`nice -n "
+        "19`), while nothing is moved: what a second busy thread alone costs the producer on this "
+        "machine. Medians over the rounds."
     )
 
 
