@@ -18,6 +18,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -133,7 +134,7 @@ class Life:
             commit_interval_ms=1,
         )
         cache = SegmentCache(disk, parts=disk.part)
-        self.commits = _commits(options, flushers, disk, self.bucket)
+        self.commits = _commits(options, SimpleNamespace(of=lambda _: flushers), disk, self.bucket)
         self.topics = Topics(options, self.rows, others, disk, cache, self.commits, self.bucket)
         self.topics.load()
         for log in self.topics.by_name["t"].logs if "t" in self.topics.by_name else ():
