@@ -1,4 +1,4 @@
-"""The driver of a run loads no compiler: only its workers need one, and to take over MirrorMaker.
+"""The driver of a run loads no compiler: its workers do, and a take-over from MirrorMaker does.
 
 Method: the program runs as its user starts it, and prints the names of its modules when it ends.
 Sizes are asserted in the bench only.
@@ -35,7 +35,7 @@ def packages(names):
 
 
 @pytest.mark.parametrize("command", ["acls", "preflight", "run", "status"])
-def test_commands_load_what_they_need_when_they_need_it(command):
+def test_the_modules_of_a_command_load_no_heavy_package(command):
     program = f"import logmirror.app.{command}, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60

@@ -164,6 +164,21 @@ def test_the_copy_is_continued_and_a_restart_looks_at_its_own_progress(world):
     assert world.added(301) == world.here(300)
 
 
+def test_a_renamed_mirror_does_not_take_over_what_it_has_copied_under_its_old_name(world):
+    world.copied((0, 120), syncs=[(0, 0), (101, 101)])
+    succeeded(world)
+    config = json.loads(world.config.read_text())
+    config["mirrors"][0]["name"] = f"renamed-{world.topic}"
+    world.config.write_text(json.dumps(config))
+    produce(world.server, world.topic, world.messages[:1])
+
+    done = run_now(world.config)
+
+    assert done.returncode != 0
+    assert "reason=MirrorRenamed" in done.stderr
+    assert world.added(120) == world.here(120)[:-1]
+
+
 def test_what_mirrormaker_has_repeated_is_counted_and_its_last_run_is_continued(world):
     world.copied((0, 200), (50, 120), syncs=[(0, 0), (150, 150), (50, 200), (118, 268)])
     world.stored(49)

@@ -1,4 +1,7 @@
-"""Threads that flush: each log directory has its own, so that none waits for another disk."""
+"""Threads that flush logs, and remove deleted segments: each log directory has its own.
+
+So none waits for the disk of another one.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
 
 _THREADS: Final = 4
-"""Of each directory: so many of its partitions are flushed at a time."""
+"""For each directory: how many of its partitions are flushed at a time."""
 
 
 class FlushThreads:
-    """The threads of all directories; to be entered, and left when all work has ended."""
+    """The threads of all directories. Leaving it waits for their work."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
