@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import os
 import resource
@@ -42,6 +41,7 @@ from logmirror.broker.log_dirs.placement import (
     cluster_id_files,
     database_path,
 )
+from logmirror.broker.memory import keep_memory
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves.bucket_routes import BucketRoutes
 from logmirror.broker.moves.mover import Moves
@@ -92,10 +92,6 @@ _FILES_FOR_US: Final = 128
 
 _MANY_FILES: Final = 2**20
 _STDIN: Final = 0
-_COLLECTIONS: Final = (10_000, 50, 10)
-"""Thresholds of Python's garbage collector. Objects of a request end with it, without the
-collector. With its defaults, thousands of requests that wait made it visit all objects again and
-again: half of the CPU time of a rebalance of 1,000 groups, in pauses of up to 0.5 s."""
 
 
 def serve(
@@ -217,7 +213,7 @@ async def _serve(  # noqa: PLR0913, PLR0917  # the broker's parts
         housekeeping, compactor = _background(broker, disk, cleaners)
         keeping = asyncio.gather(housekeeping.run(), compactor.run(), return_exceptions=True)
         stop = _stop_when(commits.fenced, failures.fatal, with_stdin=options.stop_with_stdin)
-        _collect_rarely()
+        keep_memory()
         _announce(options, bound)
         monitored.enter_context(_monitored(broker, connections))
         on_ready(bound[0].host, bound[0].port)
@@ -359,13 +355,6 @@ def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Houseke
         *(housekeeping.reconsider, replacing),
     )
     return housekeeping, compactor
-
-
-def _collect_rarely() -> None:
-    """Let the collector run rarely, and leave out what a start has made, if the process is ours."""
-    if threading.current_thread() is threading.main_thread():
-        gc.freeze()
-        gc.set_threshold(*_COLLECTIONS)
 
 
 def _announce(options: BrokerOptions, bound: list[Bound]) -> None:

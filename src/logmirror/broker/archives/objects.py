@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import threading
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name, partition_of
-from logmirror.broker.archives.witness import check_native, read_witness
+from logmirror.broker.archives.survey import Survey, survey
+from logmirror.broker.archives.witness import check_digest, check_end, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
-from logmirror.broker.log.segment_check import check_with_digest
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.model import OffsetRange
@@ -118,8 +117,7 @@ class Objects:
 
     def name(self, segment: Segment) -> str:
         """Return the name of an object, without its folder."""
-        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
-        return format_name(covered, self.extension)
+        return format_name(_covered(segment), self.extension)
 
     def path(self, segment: Segment) -> Path:
         """See `SegmentSource`."""
@@ -165,56 +163,82 @@ class Objects:
 
     def _opened(self, segment: Segment) -> OpenFile:
         if self._local is not None and self.extension == NATIVE:
-            try:
-                path = self._local(f"{self._folder}/{self.name(segment)}")
-                file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except FileNotFoundError:
-                raise KeyError(self.name(segment)) from None
-            size_bytes = os.fstat(file.fd).st_size
-            if not segment.is_checked:
-                if self._is_sound(file, size_bytes, segment):
-                    return file
-                self._check_native(file, segment)
-            if _is_served_as_it_is(file, size_bytes, segment):
-                segment.size_bytes = size_bytes
+            file = self._own_file(segment, self._local)
+            if file is not None:
                 return file
         return self._copies.open(segment, lambda out: self._write(segment, out))
 
-    def _is_sound(self, file: OpenFile, size_bytes: int, segment: Segment) -> bool:
-        """Check a native object in one pass; False: it is not served as it is, or damaged."""
-        if os.pread(file.fd, _EPOCH.size, _EPOCH_AT) != bytes(_EPOCH.size):
-            return False
-        segment.size_bytes = size_bytes
-        return check_with_digest(segment, file, self._witness(segment))
+    def _own_file(self, segment: Segment, local: Callable[[str], Path]) -> OpenFile | None:
+        """Return the file of a native object in a directory; None: a copy must be made."""
+        try:
+            path = local(f"{self._folder}/{self.name(segment)}")
+            file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            raise KeyError(self.name(segment)) from None
+        size_bytes = os.fstat(file.fd).st_size
+        if segment.is_checked:
+            is_served = _is_served_as_it_is(file, size_bytes, segment)
+        elif os.pread(file.fd, _EPOCH.size, _EPOCH_AT) != bytes(_EPOCH.size):
+            return None
+        else:
+            seen = survey(segment, file)
+            self._check(seen, segment)
+            is_complete = seen.end == segment.next_offset or not seen.is_whole
+            is_served = is_complete and not seen.epochs_at
+        if is_served:
+            segment.size_bytes = size_bytes
+        return file if is_served else None
 
-    def _witness(self, segment: Segment) -> frozenset[str]:
-        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
-        return read_witness(self._store, self._folder, covered, name=self.name(segment))
+    def _check(self, seen: Survey, segment: Segment) -> None:
+        """Compare a native object with its claim; without one only its end, if it is not damaged.
 
-    def _check_native(self, file: OpenFile, segment: Segment) -> None:
-        covered = OffsetRange(first=segment.first, last=segment.next_offset - 1)
-        check_native(file, covered, self._witness(segment), name=self.name(segment))
+        With the digest of a claim it is checked, and its index known.
+
+        Raises:
+            CorruptionError: It differs.
+        """
+        name, covered = self.name(segment), _covered(segment)
+        witness = read_witness(self._store, self._folder, covered, name=name)
+        if witness:
+            check_digest(f"xxh3:{seen.digest.hexdigest()}", witness, name=name)
+            if seen.is_whole:
+                seen.keep(segment)
+        elif seen.is_whole:
+            check_end(seen.end, covered, name=name)
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:
         """Write the batches of an object."""
-        name = self.name(segment)
         if self.extension == NATIVE:
-            with self._store.open(f"{self._folder}/{name}") as source:
-                shutil.copyfileobj(source, out, _COPY_BYTES)
-            out.flush()
-            self._check_native(OpenFile(os.dup(out.fileno())), segment)
-            end = _without_epochs(out, segment)
-            out.seek(0, os.SEEK_END)
-            out.writelines(empty_batches(end, segment.next_offset - 1))
+            self._write_native(segment, out)
             return
         # pyarrow and numba, which only these formats need
         from logmirror.broker.archives.rows import checked_batches  # noqa: PLC0415  # see above
 
+        name = self.name(segment)
         try:
             batches = checked_batches(self._store, self._folder, name, utf8=bool(self._utf8))
             out.writelines(batches)
         except LogmirrorError as error:
             raise error.add_facts(name=name, partition=partition_of(self._folder)) from error
+
+    def _write_native(self, segment: Segment, out: BinaryIO) -> None:
+        seen = Survey(segment)
+        with self._store.open(f"{self._folder}/{self.name(segment)}") as source:
+            while data := source.read(_COPY_BYTES):
+                seen.add(memoryview(data))
+                out.write(data)
+        end = seen.end if seen.is_whole else segment.next_offset  # nothing is added behind damage
+        self._check(seen, segment)
+        for batch in empty_batches(end, segment.next_offset - 1):
+            seen.add(memoryview(batch))
+            out.write(batch)
+        out.flush()
+        for position in seen.epochs_at:
+            os.pwrite(out.fileno(), bytes(_EPOCH.size), position + _EPOCH_AT)
+
+
+def _covered(segment: Segment) -> OffsetRange:
+    return OffsetRange(first=segment.first, last=segment.next_offset - 1)
 
 
 def _is_served_as_it_is(file: OpenFile, size_bytes: int, segment: Segment) -> bool:
@@ -227,16 +251,3 @@ def _is_served_as_it_is(file: OpenFile, size_bytes: int, segment: Segment) -> bo
     except CorruptionError:
         return True  # the check that follows finds and reports the damage
     return end == segment.next_offset
-
-
-def _without_epochs(out: BinaryIO, segment: Segment) -> int:
-    """Set the leader epoch of all batches to 0; returns the offset at which they end."""
-    file = OpenFile(os.dup(out.fileno()))
-    end = segment.first
-    try:
-        for batch in walk(file, 0, os.fstat(file.fd).st_size):
-            os.pwrite(file.fd, bytes(_EPOCH.size), batch.position + _EPOCH_AT)
-            end = batch.last_offset + 1
-    except CorruptionError:
-        return segment.next_offset  # nothing is added; the check that follows reports the damage
-    return end

@@ -1,4 +1,4 @@
-"""What an object must contain, by its claim or its compaction record; the check of native objects.
+"""What an object must contain, by its claim or its compaction record.
 
 Claims of native and NDJSON objects are kept as long as the objects. An object without one was
 written by mirror-v3, or its archive was copied without the folder `.logmirror`. Whether offsets at
@@ -7,22 +7,15 @@ its end had no record, or were cut off, is not known then, so it must end where 
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Final
-
-import xxhash
+from typing import TYPE_CHECKING
 
 from logmirror.archive.claims import accepted_digests
 from logmirror.archive.compactions import expected_content
-from logmirror.broker.log.segment import walk
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from logmirror.broker.log.disk import OpenFile
     from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore
-
-_READ_BYTES: Final = 1024 * 1024
 
 
 def read_witness(
@@ -83,34 +76,3 @@ def check_end(end: int, covered: OffsetRange, *, name: str) -> None:
             expected=covered.last,
             found=end - 1,
         )
-
-
-def check_native(
-    file: OpenFile, covered: OffsetRange, witness: frozenset[str], *, name: str
-) -> None:
-    """Compare a native object with its claim.
-
-    Without a claim only its end is checked here: damaged batches are found, and reported each, by
-    the check of segments.
-
-    Raises:
-        CorruptionError: It differs.
-    """
-    if witness:
-        check_digest(_digest(file), witness, name=name)
-        return
-    end = covered.first
-    try:
-        for batch in walk(file, 0, os.fstat(file.fd).st_size):
-            end = batch.last_offset + 1
-    except CorruptionError:
-        return
-    check_end(end, covered, name=name)
-
-
-def _digest(file: OpenFile) -> str:
-    digest, position = xxhash.xxh3_128(), 0
-    while data := os.pread(file.fd, _READ_BYTES, position):
-        digest.update(data)
-        position += len(data)
-    return f"xxh3:{digest.hexdigest()}"

@@ -79,8 +79,6 @@ class Seen:
         self.digest = xxhash.xxh3_128()
         """Of the bytes from the start to `end`, once the scan has ended."""
         self.end = 0
-        self.has_epochs = False
-        """Whether a batch has a leader epoch that is not 0."""
 
     def passed(self, data: memoryview) -> None:
         """Take the next bytes, which are whole batches. The buffer is used again afterwards."""
@@ -150,8 +148,6 @@ def scan(  # noqa: PLR0913  # which batches, and what else is seen
             at = position - window.start
             if _crc32c(window.view[at + _CRC_START : at + size_bytes]) != checksum:
                 break
-            if seen is not None and epoch != _EPOCH:
-                seen.has_epochs = True
             last_offset = base_offset + last_delta
             coordinator_epoch = commits = None
             if attributes & CONTROL_FLAG:

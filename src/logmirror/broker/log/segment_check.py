@@ -15,14 +15,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.log.batch_scan import Seen, find_intact, scan
+from logmirror.broker.log.batch_scan import find_intact, scan
 from logmirror.broker.log.mounted_transactions import TransactionEvents
 from logmirror.broker.log.segment import Damage, Segment, SparseIndex
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from logmirror.broker.log.batch_scan import StoredBatch
     from logmirror.broker.log.disk import OpenFile
 
@@ -39,7 +37,7 @@ def load(segment: Segment, file: OpenFile) -> SparseIndex:
     """
     if segment.is_checked:
         return segment.indexed(file)
-    index, damage, events, _ = _check(segment, file)
+    index, damage, events = _check(segment, file)
     for found in damage:
         _LOG.error(
             "%s: damaged at byte %d: offsets %d to %d are not served; restore the file from a "
@@ -54,37 +52,16 @@ def load(segment: Segment, file: OpenFile) -> SparseIndex:
     return index
 
 
-def check_with_digest(segment: Segment, file: OpenFile, digests: Collection[str]) -> bool:
-    """Check an object of an archive, and its digest, in one pass. Blocks.
-
-    Args:
-        segment: The object. Its index is set, and it counts as checked, if that succeeds.
-        file: Its file, of `segment.size_bytes`.
-        digests: Those that it may have, as claims write them.
-
-    Returns:
-        Whether it is sound, its batches have leader epoch 0 and end at the segment's end.
-        Otherwise nothing is changed.
-    """
-    seen = Seen()
-    index, damage, events, end = _check(segment, file, seen)
-    is_whole = not damage and seen.end == segment.size_bytes and end == segment.next_offset
-    if not is_whole or seen.has_epochs or f"xxh3:{seen.digest.hexdigest()}" not in digests:
-        return False
-    segment.index, segment.events, segment.is_checked = index, events, True
-    return True
-
-
 def _check(
-    segment: Segment, file: OpenFile, seen: Seen | None = None
-) -> tuple[SparseIndex, tuple[Damage, ...], TransactionEvents | None, int]:
+    segment: Segment, file: OpenFile
+) -> tuple[SparseIndex, tuple[Damage, ...], TransactionEvents | None]:
     index, damage = SparseIndex(), list[Damage]()
     position, size, expected = 0, segment.size_bytes, segment.first
     events = TransactionEvents() if segment.source is not None else None
     while position < size:
         # The first batch of an object may begin before it, if the copy began inside that batch.
         first = expected if segment.is_exact or position else 0
-        for batch in scan(file, first, contiguous=segment.is_exact, start=position, seen=seen):
+        for batch in scan(file, first, contiguous=segment.is_exact, start=position):
             if batch.end > size or not expected <= batch.last_offset < segment.next_offset:
                 break
             index.add(batch.base_offset, batch.position, batch.max_timestamp_ms)
@@ -97,7 +74,7 @@ def _check(
             position, expected = found
     if segment.is_exact and expected != segment.next_offset:
         damage.append(Damage(size, size, expected, segment.next_offset))
-    return index, tuple(damage), events, expected
+    return index, tuple(damage), events
 
 
 def _add(events: TransactionEvents, batch: StoredBatch) -> None:
