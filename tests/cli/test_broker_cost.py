@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from logmirror.cli import commands
 from logmirror.errors import UsageError
 
 MONTH_S = 30 * 24 * 3600
+PAGE = Path(__file__).parents[2] / "docs" / "broker-on-s3.md"
 
 
 def explained(*words: str) -> str:
@@ -46,6 +49,29 @@ def test_small_commits_are_bundled_and_retention_deletes():
     more = deleted["requests"]["delete"] - kept["requests"]["delete"]
     # each with its index
     assert more == pytest.approx(2 * causes["sealed segments"]["list"], abs=2)
+
+
+def row_of(page, name):
+    [cells] = re.findall(rf"^\| {re.escape(name)} \|(.*)\|$", page, re.MULTILINE)
+    return [float(cell.replace(",", "")) for cell in cells.split("|")]
+
+
+def test_the_page_has_the_requests_by_partitions_which_have_a_limit():
+    page = PAGE.read_text(encoding="utf-8")
+    created, commits, megabytes = [], [], []
+    for count in row_of(page, "partitions that are written to, 1 MB/s in all"):
+        words = ("--write-rate-mb=1", f"--topic=t:{count:.0f}", "--format=json")
+        found = json.loads(explained(*words))
+        created.append(round(found["requests"]["put"] / MONTH_S, 1))
+        commits.append(round(found["segment_seconds"] * 10))
+        megabytes.append(round(found["segment_seconds"]))
+    assert row_of(page, "objects created per second") == created
+    assert row_of(page, "commits that a start reads, at most") == commits
+    assert row_of(page, "MB of them") == megabytes
+    assert created[-1] <= created[-2]
+    words = ("--write-rate-mb=1", "--topic=t:10000", "--max-seals-per-second=5", "--format=json")
+    fewer = json.loads(explained(*words))
+    assert fewer["segment_seconds"] == 10_000 / 5
 
 
 def test_an_idle_broker_lists_and_writes_heartbeats():

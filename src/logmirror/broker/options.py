@@ -99,6 +99,10 @@ class BrokerOptions:
     max_commits: int = 5_000
     """In a bucket: the same, if there are more commits than this."""
 
+    max_seals_per_s: int = 20
+    """In a bucket: limit for the segments that are sealed for that. With more partitions, a start
+    reads more."""
+
     cache_bytes: int = 10 * 1024**3
     """In a bucket: limit for the files in the working folder that are in the bucket too."""
 

@@ -280,6 +280,7 @@ def _commits(
         max_unflushed_bytes=limit,
         tail_age_ms=options.commit_age_ms,
         max_commits=options.max_commits,
+        max_seals_per_s=options.max_seals_per_s,
     )
 
 

@@ -58,6 +58,15 @@ _CommitIntervalOption = Annotated[
         show_default="100",
     ),
 ]
+_SealsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=100_000,
+        help="Limit for segments that are sealed before they are full, with --log-dir s3://...",
+        show_default="20",
+    ),
+]
 _StandbyOption = Annotated[
     bool | None,
     typer.Option(
@@ -258,6 +267,7 @@ def broker(  # noqa: PLR0913  # one parameter for each option
     log_dir: _LogDirOption = None,
     work_dir: _WorkDirOption = None,
     commit_interval_ms: _CommitIntervalOption = None,
+    max_seals_per_second: _SealsOption = None,
     standby: _StandbyOption = None,
     standby_timeout_ms: _StandbyTimeoutOption = None,
     archive: _ArchiveOption = None,

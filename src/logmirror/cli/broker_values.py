@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 DEFAULTS: Final = {
     "work_dir": None,
     "commit_interval_ms": 100,
+    "max_seals_per_second": 20,
     "standby": False,
     "standby_timeout_ms": 9000,
     "archive": (),
@@ -76,6 +77,7 @@ def broker_options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions: 
         more_log_dirs=tuple(log_dirs[1:]),
         bucket=bucket,
         commit_interval_ms=value("commit_interval_ms"),
+        max_seals_per_s=value("max_seals_per_second"),
         standby=value("standby"),
         standby_timeout_ms=value("standby_timeout_ms"),
         archives=_archives(value("archive"), value("archive_encoding")),

@@ -108,6 +108,10 @@ class BrokerModel(Model):
     commit_interval_ms: Annotated[int, Field(ge=1, le=60_000)] = 100
     """Least time between two objects of acknowledged records in the bucket."""
 
+    max_seals_per_second: Annotated[int, Field(ge=1, le=100_000)] = 20
+    """In a bucket: limit for the segments that are sealed before they are full, so that a start
+    has less to read. With more partitions than it allows for, a start reads more."""
+
     standby: bool = False
     """With a log directory in a bucket: whether to wait until its owner is gone, and take over
     then. Otherwise the broker takes it over at once."""

@@ -20,6 +20,7 @@ class BrokerSettings:
     log_dir: tuple[str, ...]
     work_dir: str | None
     commit_interval_ms: int
+    max_seals_per_second: int
     standby: bool
     standby_timeout_ms: int
     archive: tuple[str | S3Destination, ...]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TOPIC = uuid.UUID(int=77)
 FOLDER = folder_of("t", TOPIC, 0)
 SEGMENTS = 10_000
+SEALS = 4
 MOST_REQUESTS = 20
 
 
@@ -54,7 +55,9 @@ def batch(value: bytes) -> memoryview:
 class Machine:
     """The logs of a log dir, open on an event loop."""
 
-    def __init__(self, store: MemoryStore, folder: Path, topic: TopicRow) -> None:
+    def __init__(
+        self, store: MemoryStore, folder: Path, topic: TopicRow, *, max_commits: int = 1_000
+    ) -> None:
         self.bucket = BucketLogs(store, folder, interval_ms=1, cache_bytes=1 << 30)
         self._executor = ThreadPoolExecutor(1)
         self.commits = BucketCommit(
@@ -64,7 +67,8 @@ class Machine:
             timeout_ms=1_000,
             max_unflushed_bytes=1 << 30,
             tail_age_ms=1 << 40,
-            max_commits=1_000,
+            max_commits=max_commits,
+            max_seals_per_s=SEALS,
         )
         self.bucket.list_all([topic])
         self.logs: list[PartitionLog] = []
@@ -118,6 +122,31 @@ def test_a_large_backlog_is_split_at_batches_and_comes_back(tmp_path):
     assert max(sizes) < 9_000_000
     commits = [decode(store.objects[name]) for name in store.objects if name.startswith(COMMITS)]
     assert sum(len(commit.entries) for commit in commits) > 6
+
+
+def test_segments_with_old_commits_are_sealed_at_a_limited_rate(tmp_path):
+    """Requests per second have a limit that does not depend on the number of partitions."""
+
+    async def seal() -> list[set[int]]:
+        machine = Machine(MemoryStore(), tmp_path, row(3 * SEALS), max_commits=0)
+        for number in reversed(range(3 * SEALS)):
+            await machine.append(number, b"x")
+            await machine.flush()
+        await machine.append(0, b"newer")  # partition 0 holds the newest commit, and an old one
+        await machine.flush()
+        found = []
+        for _ in range(4):
+            machine.commits._tick()  # noqa: SLF001  # once per second
+            await machine.flush()
+            found.append({at for at, log in enumerate(machine.logs) if len(log.segments) > 1})
+        machine.close()
+        return found
+
+    highest = 3 * SEALS
+    first, second, third, last = asyncio.run(seal())
+    assert first == set(range(highest - SEALS, highest))  # those that hold the oldest commits
+    assert second == set(range(highest - 2 * SEALS, highest))
+    assert third == last == set(range(highest))
 
 
 def test_ten_thousand_segments_are_opened_by_their_names(tmp_path):

@@ -29,7 +29,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from concurrent.futures import Executor
 
     from logmirror.broker.bucket.chain import Key
@@ -72,6 +72,8 @@ class BucketCommit(GroupCommit):
         max_unflushed_bytes: Limit for the bytes that are not in the bucket, of all partitions.
         tail_age_ms: Age of the oldest commit at which the segments that need it are sealed.
         max_commits: Number of commits at which the same is done.
+        max_seals_per_s: Limit for the segments that are sealed for that, those that hold the oldest
+            commits first. Full ones do not count.
     """
 
     def __init__(  # noqa: PLR0913  # the settings of a bucket
@@ -84,6 +86,7 @@ class BucketCommit(GroupCommit):
         max_unflushed_bytes: int,
         tail_age_ms: int,
         max_commits: int,
+        max_seals_per_s: int,
     ) -> None:
         super().__init__(threads, bucket.disk, max_unflushed_bytes=max_unflushed_bytes)
         self.unflushed.counts_all = True
@@ -91,6 +94,7 @@ class BucketCommit(GroupCommit):
         self._bucket = bucket
         self._interval_ms, self._timeout_ms = interval_ms, timeout_ms
         self._tail_age_ms, self._max_commits = tail_age_ms, max_commits
+        self._max_seals = int(max_seals_per_s * _TICK_S)
         self._due: dict[PartitionLog, None] = {}
         self._since_ms: dict[PartitionLog, int] = {}
         self._places: dict[PartitionLog, _Place] = {}
@@ -279,7 +283,11 @@ class BucketCommit(GroupCommit):
                 if self._bucket.is_open(log) or self.is_arriving(log):
                     log.fail_waiters(failure)
         self.merger.tick()
-        held = self._bucket.holding(now_ms - self._tail_age_ms, self._max_commits)
+        self._seal_early(self._bucket.holding(now_ms - self._tail_age_ms, self._max_commits))
+
+    def _seal_early(self, held: Iterable[tuple[PartitionLog, int]]) -> None:
+        """Seal open segments that hold old commits."""
+        left = self._max_seals
         for log, end in held:
             if log.failure is None and log.tail is not None and log.tail.first < end:
                 try:
@@ -288,6 +296,9 @@ class BucketCommit(GroupCommit):
                     _LOG.warning("%s: open segment could not be sealed: %s", log.folder, error)
                     continue
                 self._flush_soon(log)
+                left -= 1
+                if not left:
+                    return
 
     def _fence(self, error: FencedError) -> None:
         """Stop at once: nothing is acknowledged or served any more."""

@@ -93,12 +93,13 @@ def _life_s(
     options: BrokerOptions, segment_bytes: int, write_bytes_s: float, partitions: int
 ) -> float:
     """Return how long a segment is open."""
-    return min(
-        segment_bytes * partitions / write_bytes_s,
+    old_s = min(
         options.commit_age_ms / 1000,
         options.max_commits * options.commit_interval_ms / 1000,
         MOST_BYTES / write_bytes_s,
     )
+    sealed_s = max(old_s, partitions / options.max_seals_per_s)
+    return min(segment_bytes * partitions / write_bytes_s, sealed_s)
 
 
 def _bundled(commit_bytes: float, commits: float) -> CostCause:
