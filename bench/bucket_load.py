@@ -11,9 +11,9 @@ Versity's S3 gateway and the broker run on this machine, with the broker's defau
     requests_s      requests to the bucket for each second, of all kinds
     requests, commits    the same requests, and commit objects, for 10,000 acknowledged records
 
-Apache Kafka on disk is measured in the same way, for scale. `catch_up` reads a topic with kcat, in
-rounds: `cold` from a broker on a new machine, `again` from its copies, and `client` gets the same
-objects one after the other with the S3 client alone, in MB/s.
+Apache Kafka on disk is measured in the same way, for scale, after each case. `catch_up` reads a
+topic with kcat, in rounds: `cold` from a broker on a new machine, `again` from its copies, and
+`client` gets the same objects one after the other with the S3 client alone, in MB/s.
 """
 
 from __future__ import annotations
@@ -230,9 +230,8 @@ def main() -> None:
             ) as broker:
                 found[key] = produced(broker.bootstrap, case, options.seconds, port)
             print(key, json.dumps(found[key]), file=sys.stderr, flush=True)
-            if case.partitions == PARTITIONS[1]:
-                kafka[key] = produced(disk.bootstrap, case, options.seconds)
-                print("Kafka", key, json.dumps(kafka[key]), file=sys.stderr, flush=True)
+            kafka[key] = produced(disk.bootstrap, case, options.seconds)
+            print("Kafka", key, json.dumps(kafka[key]), file=sys.stderr, flush=True)
         reading = catch_up(folder, server, options.megabytes, options.rounds)
     result = {"bucket": found, "kafka": kafka, "catch_up": reading}
     print(json.dumps({**result, "megabytes": options.megabytes}))

@@ -39,8 +39,8 @@ _CANDIDATE_BYTES: Final = 4096
 """What a candidate costs of a search's budget beside its own bytes."""
 
 _SHORT_BYTES: Final = 1024 * 1024
-"""Up to this size, about 40 us, a checksum does not release Python's lock. A first read of an
-archive was 6 % faster than with the library's default (`docs/bench.md`)."""
+"""Up to this size, about 40 us, a checksum does not release Python's lock. A check of an archive,
+while a consumer read it, was 6 % faster than with the library's default."""
 
 
 class StoredBatch(NamedTuple):
