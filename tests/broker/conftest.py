@@ -1,8 +1,9 @@
 """Embedded brokers for tests that only talk to them, with log dirs of both kinds.
 
-A test of the broker `embedded` runs in a directory. With the marker `in_bucket` the gate runs it on
-a log dir in a bucket too; with `in_bucket(tier="test")` also `make test`. A test of a broker of its
-own with a `log_bucket` runs on both in `make test`; with the marker, on a bucket in the gate only.
+A test of the broker `embedded`, `secured` or `limited` runs in a directory. With the marker
+`in_bucket` the gate runs it on a log dir in a bucket too; with `in_bucket(tier="test")` also `make
+test`. A test of a broker of its own with a `log_bucket` runs on both in `make test`; with the
+marker, on a bucket in the gate only.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ _TIERS: Final = {
     "gate": pytest.mark.gate("the same clients on a log dir in a bucket"),
     "test": pytest.mark.slow,
 }
+_SHARED: Final = {"embedded": "package", "secured": "package", "limited": "module"}
+"""Fixtures with a broker that tests share, and their scopes."""
+
 _SMALL: Final = {"segment_bytes": 200_000}
 
 
@@ -30,8 +34,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     tier = marker.kwargs.get("tier", "gate") if marker is not None else None
     if "log_bucket" in metafunc.fixturenames:
         metafunc.parametrize("log_bucket", _places(tier or "test"), indirect=True)
-    elif tier is not None and "embedded" in metafunc.fixturenames:
-        metafunc.parametrize("embedded", _places(tier), indirect=True, scope="package")
+    elif tier is not None:
+        for name in _SHARED.keys() & metafunc.fixturenames:
+            metafunc.parametrize(name, _places(tier), indirect=True, scope=_SHARED[name])
 
 
 def _places(tier: str) -> list[object]:

@@ -19,11 +19,14 @@ from kit.judges.quota_requests import alter
 from kit.judges.raw_client import RawClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from confluent_kafka import ThrottleEvent
+
+pytestmark = pytest.mark.in_bucket
 
 KIB: Final = 1024
 RATE: Final = 256 * KIB
@@ -32,9 +35,15 @@ RECORDS: Final = 1024
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+def limited(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EmbeddedBroker]:
     """A broker of its own, because quotas concern every client."""
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("limited"))
+    place = None
+    if request.param == "bucket":
+        server = request.getfixturevalue("s3_server")
+        place = LogBucket(server, server.new_bucket())
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("limited"), bucket=place)
     with broker:
         yield broker
         assert broker.stop() == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,8 @@ from kit.servers.kafka import create_topic
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "restore.md").read_text()
 SOON: Final = {"fetch.wait.max.ms": 20}
+TIME_MS: Final = round(datetime.fromisoformat("2026-11-25T12:00:00Z").timestamp() * 1000)
+"""The time in the page; some records are older, others newer."""
 
 
 @pytest.fixture
@@ -24,8 +28,11 @@ def archive(tmp_path):
     """`archive`, as the page has it, and the rows of its source."""
     with EmbeddedBroker(tmp_path / "source") as source:
         create_topic(source.bootstrap, "orders", 1, {})
-        produce(source.bootstrap, "orders", odd_messages(50, seed=1))
-        aborted = [(odd_messages(5, seed=2), False), (odd_messages(5, seed=3), True)]
+        produce(source.bootstrap, "orders", odd_messages(50, seed=1, start_ms=TIME_MS - 250))
+        aborted = [
+            (odd_messages(5, seed=2, start_ms=TIME_MS), False),
+            (odd_messages(5, seed=3, start_ms=TIME_MS), True),
+        ]
         produce_transactions(source.bootstrap, "orders", aborted, transactional_id="id")
         written = mirror("orders", source.bootstrap, tmp_path / "archive")
         written["name"] = "orders"
@@ -35,19 +42,24 @@ def archive(tmp_path):
 
 
 def test_the_commands_of_the_page_restore_the_topic(archive, kafka_431, tmp_path):
+    bootstrap = kafka_431.bootstrap
     reader = Reader(
-        tmp_path,
-        "127.0.0.1:9092",
-        servers={"127.0.0.1:9192": kafka_431.bootstrap},
-        with_spark=False,
+        tmp_path, "127.0.0.1:9092", servers={"127.0.0.1:9192": bootstrap}, with_spark=False
     )
-    serve, restore = commands(PAGE)
-    reader.write("restore.yaml", *blocks(PAGE, "yaml"))
+    serve, restore, restore_until = commands(PAGE)
+    for name, text in zip(("restore", "restore-until"), blocks(PAGE, "yaml"), strict=True):
+        reader.write(f"{name}.yaml", text)
     try:
         reader.leave_running(serve, until=lambda text: "listening on" in text)
         reader.type(restore)
-        assert list(rows_by_librdkafka(kafka_431.bootstrap, "orders", config=SOON)) == archive
+        assert list(rows_by_librdkafka(bootstrap, "orders", config=SOON)) == archive
+        reader.type(restore_until)
+        before = list(takewhile(lambda row: row.timestamp_ms < TIME_MS, archive))
+        assert 10 < len(before) < 50
+        found = list(rows_by_librdkafka(bootstrap, "orders-until-noon", config=SOON))
+        assert found == before
     finally:
         reader.end()
-        if "orders" in AdminClient({"bootstrap.servers": kafka_431.bootstrap}).list_topics().topics:
-            kafka_431.delete_topic("orders")  # other pages have a topic of this name
+        topics = AdminClient({"bootstrap.servers": bootstrap}).list_topics().topics
+        for topic in topics.keys() & {"orders", "orders-until-noon"}:
+            kafka_431.delete_topic(topic)  # other pages have a topic of this name

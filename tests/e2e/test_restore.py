@@ -28,8 +28,8 @@ def source(tmp_path_factory):
         yield source.bootstrap
 
 
-def rows(bootstrap, topic):
-    return list(rows_by_librdkafka(bootstrap, topic, config=SOON))
+def rows(bootstrap, topic, partition=0):
+    return list(rows_by_librdkafka(bootstrap, topic, partition=partition, config=SOON))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -66,3 +66,31 @@ def test_a_restored_topic_equals_the_original(source, kafka_431, apache_tools, t
     before = list(takewhile(lambda row: row.timestamp_ms < time_ms, wanted))
     assert 10 < len(before) < len(wanted)
     assert rows(kafka_431.bootstrap, f"{topic}-earlier") == before
+
+
+def test_a_restore_up_to_an_offset_has_exactly_the_records_below_it(source, kafka_431, tmp_path):
+    topic = "restored-below"
+    create_topic(source, topic, 2, {})
+    for number in range(2):
+        produce(source, topic, odd_messages(60, seed=number), partition=number)
+        transactions = [(odd_messages(8, seed=n), n % 2 == 0) for n in range(6)]
+        produce_transactions(
+            source, topic, transactions, partition=number, transactional_id=f"{topic}-{number}"
+        )
+    end = 60 + 2 * 9 + 4  # within the third transaction, which is committed; one is aborted
+    archived = mirror(topic, source, tmp_path / "kept", form="native", max_offsets=25)
+    archived["name"] = topic
+    copied = run_now(write_config(tmp_path / "archive.json", archived))
+    assert copied.returncode == 0, copied.stderr
+
+    with MountingBroker(tmp_path / "log", tmp_path / "kept") as mounted:
+        restore = mirror_to_cluster(topic, mounted, kafka_431.bootstrap)
+        restore["until"] = {"offset": end}
+        result = run_now(write_config(tmp_path / "restore.json", restore))
+        assert result.returncode == 0, result.stderr
+    for number in range(2):
+        wanted = rows(source, topic, number)
+        below = [row for row in wanted if row.offset < end]
+        assert [row.offset for row in below] == [*range(68), *range(78, end)]
+        assert len(below) < len(wanted)
+        assert rows(kafka_431.bootstrap, topic, number) == below

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -23,6 +24,7 @@ from confluent_kafka.admin import (
 
 from kit.judges.clients import rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
+from kit.servers.machine import HOST, free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 TIMEOUT_S = 20
+PASSWORD = "secret"
 ACL = AclBinding(
     ResourceType.TOPIC,
     TOPIC,
@@ -40,6 +43,17 @@ ACL = AclBinding(
     AclOperation.READ,
     AclPermissionType.ALLOW,
 )
+GROUP_ACL = AclBinding(
+    ResourceType.GROUP,
+    "unused",
+    ResourcePatternType.LITERAL,
+    "User:*",
+    "*",
+    AclOperation.READ,
+    AclPermissionType.ALLOW,
+)
+"""For the group of `rows_by_librdkafka`."""
+
 ANY_ACL = AclBindingFilter(
     ResourceType.ANY,
     None,
@@ -51,13 +65,47 @@ ANY_ACL = AclBindingFilter(
 )
 
 
+class Machine(BucketBroker):
+    """A broker with a listener where users log in; without a login a client is a super user."""
+
+    def __init__(self, folder: Path, server: S3Server, bucket: str) -> None:
+        plain, self.sasl_port = free_ports(2)
+        listeners = f"PLAINTEXT://{HOST}:{plain}", f"SASL_PLAINTEXT://{HOST}:{self.sasl_port}"
+        options = [part for one in listeners for part in ("--listener", one)]
+        super().__init__(folder, server, bucket, "--super-user", "User:ANONYMOUS", *options)
+        self.port = plain
+
+    def login(self, user: str, password: str) -> dict[str, Any]:
+        """The settings of a client that logs in."""
+        return {
+            "bootstrap.servers": f"{HOST}:{self.sasl_port}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": user,
+            "sasl.password": password,
+        }
+
+    def values_for(self, user: str) -> list[bytes]:
+        """The values of the topic as a user reads them."""
+        login = self.login(user, PASSWORD)
+        rows = rows_by_librdkafka(login["bootstrap.servers"], TOPIC, config=login)
+        return [row.value for row in rows]
+
+    def refuses(self, user: str, password: str) -> bool:
+        """Whether a login fails."""
+        errors: list[int] = []
+        settings = {"error_cb": lambda error: errors.append(error.code()), "log_level": 0}
+        client = AdminClient(self.login(user, password) | settings)
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while KafkaError._AUTHENTICATION not in errors and time.monotonic() < deadline_s:  # noqa: SLF001  # its public name
+            client.poll(0.1)
+        return KafkaError._AUTHENTICATION in errors  # noqa: SLF001  # as above
+
+
 @pytest.fixture
 def two_machines(tmp_path: Path, s3_server: S3Server, bucket: str):
-    """Two brokers on one bucket, neither of them running. Who connects is a super user."""
-    made = [
-        BucketBroker(tmp_path / name, s3_server, bucket, "--super-user", "User:ANONYMOUS")
-        for name in ("first", "second")
-    ]
+    """Two brokers on one bucket, neither of them running."""
+    made = [Machine(tmp_path / name, s3_server, bucket) for name in ("first", "second")]
     yield made
     for broker in made:
         broker.__exit__()
@@ -77,9 +125,14 @@ def test_users_acls_settings_and_transactions_outlive_the_machine(two_machines):
     settings = {"retention.ms": "123456789"}
     admin.create_topics([NewTopic(TOPIC, 1, 1, config=settings)])[TOPIC].result(TIMEOUT_S)
     scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    change = UserScramCredentialUpsertion("reader", scram, b"secret")
-    admin.alter_user_scram_credentials([change])["reader"].result(TIMEOUT_S)
-    admin.create_acls([ACL])[ACL].result(TIMEOUT_S)
+    changes = [
+        UserScramCredentialUpsertion(user, scram, PASSWORD.encode())
+        for user in ("reader", "stranger")
+    ]
+    for done in admin.alter_user_scram_credentials(changes).values():
+        done.result(TIMEOUT_S)
+    for done in admin.create_acls([ACL, GROUP_ACL]).values():
+        done.result(TIMEOUT_S)
     for name, commits in (("one", True), ("two", False)):
         producer = transactional(first.bootstrap, name)
         producer.produce(TOPIC, name)
@@ -98,7 +151,11 @@ def test_users_acls_settings_and_transactions_outlive_the_machine(two_machines):
     users = admin.describe_user_scram_credentials(["reader"])["reader"].result(TIMEOUT_S)
     (kept,) = users.scram_credential_infos
     assert (kept.mechanism, kept.iterations) == (scram.mechanism, scram.iterations)
-    assert admin.describe_acls(ANY_ACL).result(TIMEOUT_S) == [ACL]
+    assert set(admin.describe_acls(ANY_ACL).result(TIMEOUT_S)) == {ACL, GROUP_ACL}
+    assert second.values_for("reader") == [b"one"]
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        second.values_for("stranger")
+    assert second.refuses("reader", "wrong")
     committed = [row.value for row in rows_by_librdkafka(second.bootstrap, TOPIC)]
     assert committed == [b"one"], "what was left open is not visible"
     again = transactional(second.bootstrap, "three")  # aborts what was left open

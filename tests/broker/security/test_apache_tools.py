@@ -17,6 +17,8 @@ from kit.servers.machine import HOST
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.in_bucket
+
 ADMIN = "admin"
 PASSWORD = "correct horse, battery = staple; \N{SNOWMAN}"  # as in conftest
 

@@ -77,6 +77,7 @@ def _values(settings: dict[str, Any], topic: str, count: int) -> list[bytes]:
         consumer.close()
 
 
+@pytest.mark.in_bucket
 def test_librdkafka_writes_and_reads_over_every_protocol(settings, topic):
     values = []
     for protocol, mechanism in SASL:
@@ -86,6 +87,7 @@ def test_librdkafka_writes_and_reads_over_every_protocol(settings, topic):
         assert _values(settings(protocol, mechanism), topic, len(values)) == values
 
 
+@pytest.mark.in_bucket
 @pytest.mark.parametrize(("protocol", "mechanism"), SASL)
 def test_kafka_python_writes_and_reads(secured, certificates, topic, protocol, mechanism):
     config = {
@@ -105,6 +107,7 @@ def test_kafka_python_writes_and_reads(secured, certificates, topic, protocol, m
     consumer.close()
 
 
+@pytest.mark.in_bucket
 def test_aiokafka_writes_over_tls(secured, certificates, topic, settings):
     async def run() -> None:
         producer = aiokafka.AIOKafkaProducer(
@@ -206,6 +209,7 @@ def test_a_certificate_is_a_principal_with_acls(admin, settings, topic):
     assert _values(mine, topic, 1) == [b"yes"]
 
 
+@pytest.mark.in_bucket
 def test_a_user_of_kafkas_own_request_logs_in_until_it_is_removed(admin, settings, topic):
     mechanism = ScramMechanism.SCRAM_SHA_512
     info = ScramCredentialInfo(mechanism, 8192)
