@@ -156,7 +156,10 @@ def test_e96_the_tool_redirects_a_move_and_names_what_is_offline(apache_tools, t
         to_b = Plan(apache_tools, dirs, tmp_path / "b.json", b)
         to_c = Plan(apache_tools, dirs, tmp_path / "c.json", c)
         to_b.run("--execute", "--replica-alter-log-dirs-throttle", "1")
-        to_c.run("--execute")
+        more = ("--additional", "--replica-alter-log-dirs-throttle", "2")
+        assert "The replica-alter-dir throttle limit was set to 2 B/s" in to_c.run(
+            "--execute", *more
+        )
         with dirs.client() as client:
             assert client.where("t").keys() == {str(dirs.a), str(c)}
         found = to_b.run("--verify")
