@@ -28,6 +28,16 @@ _IN_BUCKET: Final = "## With the log directory in a bucket"
 _ROW: Final = re.compile(r"^\| ([A-Z]\d+) \| (?:.+? \| )?([^|]+) \|$", re.MULTILINE)
 _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 _IN_NAME: Final = re.compile(r"^test_([sbntc])(\d\d)_")
+_OF_KAFKA: Final = re.compile(r"^\| `(\w+(?:\.py)?)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+FAMILIES: Final = {
+    *("AlterReplicaLogDirsRequestTest", "DescribeLogDirsRequestTest", "KRaftClusterTest"),
+    *("LocalLogTest", "LogCleanerManagerTest", "LogDirFailureTest", "LogDirsCommandTest"),
+    *("LogManagerTest", "PartitionTest", "PlaintextAdminIntegrationTest", "ReplicaManagerTest"),
+    *("ReassignPartitionsCommandTest", "ReassignPartitionsUnitTest", "UnifiedLogTest"),
+    *("ReplicaAlterLogDirsThreadTest", "log_dir_failure_test.py"),
+}
+"""Apache Kafka's tests that concern moves between log directories."""
+
 _OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 OF_OTHER_COMMANDS: Final = {"--help", "--no-mirror"}
 
@@ -53,6 +63,7 @@ PARTS: Final = dict(zip(("directory", "bucket"), PAGE.read_text().split(_IN_BUCK
 SHOWN: Final = [
     (place, name, shown) for place, text in PARTS.items() for name, shown in _ROW.findall(text)
 ]
+OF_KAFKA: Final = _OF_KAFKA.findall(PAGE.read_text())
 _IDS: Final = [f"{place}-{name}" for place, name, _ in SHOWN]
 
 
@@ -68,6 +79,18 @@ def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str, shown: st
     assert tests or shown.startswith("not applicable: ")
     for file, test in tests:
         assert name in carried(file)[test], (file, test)
+
+
+@pytest.mark.parametrize(("name", "what", "shown"), OF_KAFKA)
+def test_each_row_of_kafkas_tests_names_tests_or_a_reason(name: str, what: str, shown: str) -> None:
+    tests = _TEST.findall(shown)
+    assert tests or shown.startswith("not applicable: "), (name, what)
+    for file, test in tests:
+        assert test in carried(file)
+
+
+def test_the_families_of_kafkas_tests_are_on_the_page() -> None:
+    assert {name for name, _, _ in OF_KAFKA} == FAMILIES
 
 
 @GROUP

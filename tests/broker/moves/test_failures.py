@@ -6,7 +6,6 @@ Method: the real log and moves on a model of disks (`moving_log`), whose target 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import random
 from typing import TYPE_CHECKING
@@ -41,58 +40,8 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 STEPS = 8
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 async def until_failed(life: Life) -> None:
     await until(lambda: [move.state for move in life.moves.all] == [MoveState.FAILED])
-
-
-@pytest.mark.move("E7", "E47", "E48", "E93")
-@pytest.mark.parametrize(
-    ("owner", "method"),
-    [(SegmentCopy, "append"), (SegmentCopy, "finish"), (SegmentCopy, "sync"), (Shadow, "append")],
-)
-def test_e47_a_full_target_fails_the_move_which_can_be_requested_again(
-    tmp_path, monkeypatch, owner, method
-):
-    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
-
-    async def work() -> None:
-        await life.start()
-        await life.write(9)
-        with monkeypatch.context() as patch:
-            if owner is Shadow:  # as `append` does when the disk fails
-                patch.setattr(
-                    Shadow, "append", lambda own, _: setattr(own, "failure", OSError("full"))
-                )
-            else:
-                patch.setattr(owner, method, full)
-            await life.move("b")
-            for _ in range(200):
-                await asyncio.sleep(0)  # slower than the copy
-                if life.moves.all[0].state is MoveState.FOLLOWING:
-                    await life.write(1)
-        await until_failed(life)
-        [failed] = life.moves.all
-        assert failed.failure is not None
-        assert str(tmp_path / "dirs" / "b") in str(failed.failure)
-        assert life.place == "a"
-        assert life.log.shadow is None
-        assert life.log.failure is None
-        await life.write(5)
-        await life.move("b")
-        await life.quiet()
-        assert life.place == "b"
-        await life.write(5)
-        await life.commits.flushed(life.log, life.log.log_end)
-        await life.moves.close()
-
-    assert not run(life, work)
-    check(life)
-    assert life.acked == 2 * life.appended
-    assert [path.name for path in (tmp_path / "dirs").glob("*/t/*")] == ["0"]
 
 
 @pytest.mark.parametrize("how", ["alone", "written", "stalled"])

@@ -23,6 +23,7 @@ from kit.judges.partition_client import EARLIEST, LATEST, Appended, data_batch
 from kit.runs.bucket_load import PARTITIONS, Load, Reading, stored
 from kit.runs.cleaning import set_config
 from kit.runs.commands import wait_until
+from kit.runs.group_load import Member, Transactions, committed
 from kit.servers.kafka import create_topic
 from kit.tiers import KILLS, sized
 from logmirror.failpoints import MOVE_POINTS, VARIABLE
@@ -30,6 +31,7 @@ from logmirror.wire.compression import Codec
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
+    from broker.moves.conftest import TwoDirs
     from kit.judges.partition_client import PartitionClient
 
 
@@ -104,35 +106,59 @@ def test_e31_a_partition_moves_and_comes_back(dirs):
 
 
 @pytest.mark.slow
-@pytest.mark.move("E51", "E52", "E54", "E58", "E63")
+@pytest.mark.move("E51", "E52", "E53", "E54", "E58", "E63")
 @pytest.mark.parametrize("retries", [0, 2**31 - 1])
 def test_e51_producers_and_consumers_notice_nothing(dirs, retries):
-    dirs.create("t", PARTITIONS, segment_bytes="300000")
     options = {"enable.idempotence": retries > 0, "retries": retries, "acks": "all"}
+    for topic in ("t", "x"):
+        dirs.create(topic, PARTITIONS, segment_bytes="300000")
     with (
         Reading(dirs.bootstrap, "t") as reading,
+        Member(dirs.bootstrap, "g", "t", "x") as member,
         Load(dirs.bootstrap, "t", **options) as load,
-        dirs.client() as client,
+        Transactions(dirs.bootstrap, "x") as transactions,
     ):
         load.wait_for(500)
         for number in range(sized(4, 8, 40)):
-            target = (dirs.b, dirs.a)[number % 2]
-            codes = client.move({target: {"t": tuple(range(PARTITIONS))}})
-            assert set(codes.values()) == {NONE}
-            for partition in range(PARTITIONS):
-                dirs.wait_in("t", target, partition)
+            move_all(dirs, (dirs.b, dirs.a)[number % 2], "t", "x")
             load.wait_for(100)
+            transactions.wait_for(2)
+            if number == 1:
+                member.restart()  # it continues at its committed offsets
         load.stop()
+        transactions.stop()
         assert load.flush() == 0
-        assert load.failures == []
+        assert load.failures == transactions.failures == []
         reading.wait_for(load.sent)
-    assert reading.errors == []
-    assert reading.found() == load.acked
-    assert stored(dirs.broker, "t") == load.acked
+        member.wait_for(load.sent + len(transactions.committed))
+    assert reading.errors == member.errors == []
+    assert reading.found() == member.found("t") == load.acked
+    assert member.found("x") == transactions.committed
     assert len(load.acked) == load.sent
-    dirs.broker.kill()
-    dirs.broker.start()
-    assert stored(dirs.broker, "t") == load.acked
+    assert not transactions.aborted.keys() & transactions.committed.keys()
+    offsets = committed(dirs.bootstrap, "g", "t", "x")
+    assert [offsets["t", n] for n in range(PARTITIONS)] == [
+        sum(partition == n for partition, _ in load.acked) for n in range(PARTITIONS)
+    ]
+    move_all(dirs, dirs.b, "t", "x")
+    for is_restarted in (False, True):
+        if is_restarted:
+            dirs.broker.kill()
+            dirs.broker.start()
+        assert committed(dirs.bootstrap, "g", "t", "x") == offsets
+        assert stored(dirs.broker, "t") == load.acked
+        assert stored(dirs.broker, "x") == transactions.committed
+
+
+def move_all(dirs: TwoDirs, target: Path, *topics: str) -> None:
+    """Move topics with `PARTITIONS` partitions, and wait until they are there."""
+    numbers = tuple(range(PARTITIONS))
+    with dirs.client() as client:
+        codes = client.move({target: dict.fromkeys(topics, numbers)})
+        assert set(codes.values()) == {NONE}
+    for topic in topics:
+        for number in numbers:
+            dirs.wait_in(topic, target, number)
 
 
 @pytest.mark.move("E52", "E53")

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker.moves.conftest import TwoDirs
 from broker.moves.test_requests import fill
 from broker.test_log_dirs import start, write
+from kit.servers.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from broker.moves.conftest import TwoDirs
     from kit.servers.apache import ApacheTools
 
 pytestmark = pytest.mark.slow
@@ -141,3 +142,62 @@ def test_the_tool_names_a_directory_that_does_not_exist(apache_tools, dirs, tmp_
     plan = Plan(apache_tools, dirs, tmp_path / "plan.json", tmp_path / "none")
     with pytest.raises(RuntimeError, match="LogDirNotFoundException"):
         plan.run("--execute")
+
+
+@pytest.mark.move("E8", "E96")
+def test_e96_the_tool_redirects_a_move_and_names_what_is_offline(apache_tools, tmp_path):
+    b, c = tmp_path / "b", tmp_path / "c"
+    with EmbeddedBroker(
+        tmp_path / "broker", more_log_dirs=[str(b), str(c)], segment_bytes=20_000
+    ) as broker:
+        dirs = TwoDirs(broker, broker.log_dir, b)
+        dirs.create("t", 2)
+        fill(dirs, "t")
+        to_b = Plan(apache_tools, dirs, tmp_path / "b.json", b)
+        to_c = Plan(apache_tools, dirs, tmp_path / "c.json", c)
+        to_b.run("--execute", "--replica-alter-log-dirs-throttle", "1")
+        more = ("--additional", "--replica-alter-log-dirs-throttle", "2")
+        assert "The replica-alter-dir throttle limit was set to 2 B/s" in to_c.run(
+            "--execute", *more
+        )
+        with dirs.client() as client:
+            assert client.where("t").keys() == {str(dirs.a), str(c)}
+        found = to_b.run("--verify")
+        assert f"Partition t-0 on broker 1 is being moved to log dir {c} instead of {b}." in found
+        assert "Reassignment of replica t-0-1 is still in progress." in to_c.run("--verify")
+        dirs.limit(None)
+        for number in (0, 1):
+            dirs.wait_in("t", c, number)
+
+        away = c.rename(tmp_path / "away")
+        found = to_c.run("--verify")
+        away.rename(c)
+        for number in (0, 1):
+            text = f"Partition t-{number} is not found in any live log dir on broker 1."
+            assert f"{text} There is likely an offline log directory on the broker." in found
+        assert "Reassignment of replica t-0-1 completed successfully." in to_c.run("--verify")
+
+
+@pytest.mark.parametrize("brokers", [None, "1", "1,1"])
+def test_the_tool_describes_all_brokers_or_those_of_a_list(apache_tools, dirs, brokers):
+    dirs.create("t")
+    listed = () if brokers is None else ("--broker-list", brokers)
+    at = ("--bootstrap-server", dirs.bootstrap, "--describe")
+    found = apache_tools.run("kafka-log-dirs", *at, *listed)
+    first, second, third = found.stdout.splitlines()
+    assert first == "Querying brokers for log directories information"
+    assert second == "Received log directory information from brokers 1"
+    [broker] = json.loads(third)["brokers"]
+    assert broker["broker"] == 1
+    shown = {one["logDir"]: one["partitions"] for one in broker["logDirs"]}
+    partition = {"partition": "t-0", "size": 0, "offsetLag": 0, "isFuture": False}
+    assert shown == {str(dirs.a): [partition], str(dirs.b): []}
+
+
+@pytest.mark.parametrize(("brokers", "unknown"), [("7", "7"), ("1,7", "7"), ("8,7,8", "7,8")])
+def test_the_tool_names_brokers_that_do_not_exist(apache_tools, embedded, brokers, unknown):
+    at = ("--bootstrap-server", embedded.bootstrap, "--describe", "--broker-list", brokers)
+    found = apache_tools.run("kafka-log-dirs", *at, check=False)
+    text = f"The given brokers do not exist from --broker-list: {unknown}."
+    assert f"ERROR: {text} Current existent brokers: 1" in found.stderr.splitlines()
+    assert (found.returncode, found.stdout) == (1, "")

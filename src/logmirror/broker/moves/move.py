@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from logmirror import failpoints
 from logmirror.broker.log.file_names import open_path, sealed_name
+from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +46,26 @@ class MoveState(enum.Enum):
     MOVED = "moved"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+_NEXT: Final = {
+    MoveState.COPYING: {
+        MoveState.COPYING,  # again, after an error that may pass, or at the next start
+        MoveState.FOLLOWING,  # it has caught up
+        MoveState.FAILED,
+        MoveState.CANCELLED,  # also by a move to yet another directory, and with its topic
+    },
+    MoveState.FOLLOWING: {
+        MoveState.COPYING,  # the log has other files than the copy
+        MoveState.MOVED,  # the swap
+        MoveState.FAILED,
+        MoveState.CANCELLED,
+    },
+    MoveState.MOVED: set[MoveState](),
+    MoveState.FAILED: {MoveState.CANCELLED},
+    MoveState.CANCELLED: {MoveState.FAILED},  # the cancellation could not be stored
+}
+"""The states that may follow a state. A move that begins is a new one: `COPYING`."""
 
 
 class Way(enum.Enum):
@@ -96,7 +117,7 @@ class Move:
     log: PartitionLog
     target: Path
     nonce: str
-    state: MoveState = MoveState.COPYING
+    _state: MoveState = field(default=MoveState.COPYING, init=False)
     failure: LogmirrorError | None = None
     copied: set[Segment] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
@@ -147,6 +168,29 @@ class Move:
     shadow: Shadow | None = None
     whole: Whole | None = None
     cleaning: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> MoveState:
+        """Where the move is."""
+        return self._state
+
+    def enter(self, state: MoveState, failure: LogmirrorError | None = None) -> None:
+        """Enter a state. The only place where it changes.
+
+        Args:
+            state: The next state.
+            failure: Why, if it is `FAILED`.
+
+        Raises:
+            InternalError: The present state cannot be followed by this one. Nothing is changed.
+        """
+        if state not in _NEXT[self._state]:
+            raise InternalError(
+                "a move cannot enter this state", state=self._state.value, wanted=state.value
+            )
+        if failure is not None:
+            self.failed_bytes, self.failure = self.copied_bytes, failure
+        self._state = state
 
     @property
     def future(self) -> Path:

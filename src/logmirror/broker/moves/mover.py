@@ -1,8 +1,10 @@
 """Moves of partitions to other log directories (KIP-113), while they are written and read.
 
     begun -> copying <-> following -> moved
-      any of them -> cancelled, also by a move to yet another directory
-      copying, following -> failed -> copying, when it is requested again
+      copying, following, failed -> cancelled, also by a move to yet another directory
+      copying, following -> failed; requested again, it is cancelled and another one begins
+
+`Move.enter` allows these changes, and no others.
 
 - M1 A move is begun when its row is durable (`metadata`). It ends with the row. After a crash the
   row alone decides what a folder is, never the order of the directories.
@@ -231,7 +233,8 @@ class Moves:
         for log in logs:
             move = self._moves.pop(log, None)
             if move is not None:
-                self._detach(move, MoveState.CANCELLED)
+                if move.is_shown:
+                    self._detach(move, MoveState.CANCELLED)
                 await self._idle(move)
 
     async def close(self) -> None:
@@ -240,7 +243,8 @@ class Moves:
         self._stopping.set()
         self._waiting.clear()
         for move in self._moves.values():  # a step in progress must not swap: nothing follows
-            self._detach(move, MoveState.COPYING if move.is_active else move.state)
+            if move.is_active:
+                self._detach(move, MoveState.COPYING)
         while left := {*self._steps.values(), *self._background, *self._behind()}:
             await asyncio.wait(left)
 
@@ -311,7 +315,7 @@ class Moves:
     # Following, and the swap
 
     async def _follow(self, move: Move) -> None:
-        if move.state is not MoveState.COPYING or self.is_stopping:
+        if not move.is_active or self.is_stopping:
             return
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
@@ -319,7 +323,8 @@ class Moves:
             self.counts.copied_bytes += copy.append(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, whole = log.log_end, Whole.of(log)
-        move.state, move.whole = MoveState.FOLLOWING, whole
+        move.enter(MoveState.FOLLOWING)
+        move.whole = whole
         try:
             await self._copier.in_thread(self._routes.of(move).make_durable, move, whole, copy)
         except FileNotFoundError:
@@ -389,15 +394,16 @@ class Moves:
 
     # The end of a move
 
-    def _detach(self, move: Move, state: MoveState) -> None:
-        """Stop to follow, and set the state."""
+    def _detach(self, move: Move, state: MoveState, failure: LogmirrorError | None = None) -> None:
+        """Enter a state in which the copy does not follow the log."""
+        move.enter(state, failure)
         log = move.log
         if move.shadow is not None and log.shadow is move.shadow:
             log.shadow = None
         log.when_synced = _nothing
         move.copy = None
         move.shadow = None
-        move.is_durable, move.state = False, state
+        move.is_durable = False
         self._routes.of(move).end(move)
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
@@ -406,8 +412,7 @@ class Moves:
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
             reason = "a file could not be copied"
             error = UnavailableError(reason, cause=str(error), path=str(path))
-        move.failure, move.failed_bytes = error, move.copied_bytes
-        self._detach(move, MoveState.FAILED)
+        self._detach(move, MoveState.FAILED, error)
         _LOG.error("%s: the move to %s failed: %s", move.log.folder, move.target, error)
 
     async def _remove(self, move: Move) -> None:
