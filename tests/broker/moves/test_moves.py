@@ -387,7 +387,7 @@ def test_e85_kills_at_random_moments_lose_nothing(dirs):
     chance = random.Random(85)
     with Load(dirs.bootstrap, "t", per_s=2_000, **{"enable.idempotence": True}) as load:
         load.wait_for(500)
-        for number in range(KILLS):
+        for number in range(max(KILLS, sized(2, 20, 200))):
             target = (dirs.b, dirs.a)[number % 2]
             with dirs.client() as client:
                 codes = client.move({target: {"t": tuple(range(PARTITIONS))}})
