@@ -255,20 +255,6 @@ def test_e80_a_folder_that_is_there_already_is_never_taken_for_the_partition(hel
         assert partition.log_end == 6_100
 
 
-@pytest.mark.move("E77", "E78", "E83")
-def test_e83_folders_of_no_move_are_removed_and_others_left_alone(dirs):
-    dirs.create("t")
-    fill(dirs, "t", 3)
-    dirs.broker.kill()
-    for name in (f"0.{'0' * 32}-future", f"0.{'a' * 32}-delete", "0.x-future"):
-        (dirs.b / "t" / name).mkdir(parents=True)
-    dirs.broker.start()
-    dirs.wait_clean("t", "b/0.x-future", "data/0")
-    fill_more = dirs.partition("t")
-    with fill_more as partition:
-        assert partition.produce(BATCH) == Appended(0, 300)
-
-
 @pytest.mark.move("E79")
 def test_e79_of_two_copies_that_of_the_move_is_continued(held):
     with held.client() as client:
