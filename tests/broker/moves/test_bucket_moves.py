@@ -129,7 +129,7 @@ def test_e31_a_partition_goes_to_the_bucket_and_back(dirs):
     dirs.wait_in("empty", dirs.b)
 
 
-@pytest.mark.move("E50", "E53")
+@pytest.mark.move("E53")
 def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
     """Its upload may not have begun; a start rebuilds it from the segments."""
     dirs.create("t")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,7 +119,7 @@ def test_e09_the_current_directory_cancels_a_move(held):
     held.move("t", held.b)
 
 
-@pytest.mark.move("E11", "E12", "E13", "E17", "E18")
+@pytest.mark.move("E11", "E13", "E17", "E18")
 def test_e11_the_last_of_several_targets_counts(dirs):
     dirs.create("t", 3)
     with dirs.client() as client:
@@ -146,6 +147,30 @@ def test_e11_the_last_of_several_targets_counts(dirs):
     wait_until(
         lambda: not [name for name in dirs.names("t") if "-" in name], what=lambda: "no copies"
     )
+
+
+@pytest.mark.move("E12")
+def test_e12_the_same_target_from_several_clients_is_one_move(held):
+    count, seen = 4, set[str]()
+    together = threading.Barrier(count)
+
+    def ask() -> list[int]:
+        with LogDirsClient(held.bootstrap) as own:
+            together.wait(60)
+            return [own.move_one("t", held.b) for _ in range(20)]
+
+    with ThreadPoolExecutor(count) as pool:
+        asked = [pool.submit(ask) for _ in range(count)]
+        while not all(one.done() for one in asked):
+            seen.update(held.names("t"))
+        assert [one.result() for one in asked] == [[NONE] * 20] * count
+    wait_until(lambda: len(held.names("t")) == 2, what=lambda: "the copy")
+    assert seen <= {*held.names("t")}, "one copy, from the first request on"
+    held.limit(None)
+    held.wait_in("t", held.b)
+    held.wait_clean("t", "b/0")
+    with held.partition("t") as partition:
+        assert partition.produce(BATCH) == Appended(0, 6_000)
 
 
 @pytest.mark.move("E14")
@@ -253,20 +278,6 @@ def test_e80_a_folder_that_is_there_already_is_never_taken_for_the_partition(hel
     held.wait_in("t", held.b)
     with held.partition("t") as partition:
         assert partition.log_end == 6_100
-
-
-@pytest.mark.move("E77", "E78", "E83")
-def test_e83_folders_of_no_move_are_removed_and_others_left_alone(dirs):
-    dirs.create("t")
-    fill(dirs, "t", 3)
-    dirs.broker.kill()
-    for name in (f"0.{'0' * 32}-future", f"0.{'a' * 32}-delete", "0.x-future"):
-        (dirs.b / "t" / name).mkdir(parents=True)
-    dirs.broker.start()
-    dirs.wait_clean("t", "b/0.x-future", "data/0")
-    fill_more = dirs.partition("t")
-    with fill_more as partition:
-        assert partition.produce(BATCH) == Appended(0, 300)
 
 
 @pytest.mark.move("E79")

@@ -17,6 +17,7 @@ from broker.test_log_dirs import start, write
 from kit.servers.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from kit.servers.apache import ApacheTools
@@ -96,7 +97,17 @@ class Plan:
         return found.stdout.splitlines()
 
 
-@pytest.mark.move("E86", "E89", "E92", "E96")
+@pytest.fixture
+def dirs(tmp_path: Path) -> Iterator[TwoDirs]:
+    """The second directory has a space in its name."""
+    b = tmp_path / "b c"
+    with EmbeddedBroker(
+        tmp_path / "broker", more_log_dirs=[str(b)], segment_bytes=20_000
+    ) as broker:
+        yield TwoDirs(broker, broker.log_dir, b)
+
+
+@pytest.mark.move("E86", "E89", "E92", "E96", "E97")
 def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_path):
     dirs.create("t", 2)
     fill(dirs, "t")
@@ -128,12 +139,17 @@ def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_
     again = plan.run("--cancel")
     assert not [line for line in again if "Successfully started" in line]
 
-    plan.run("--execute")
+    plan.run("--execute", "--replica-alter-log-dirs-throttle", "1")
+    with dirs.client() as client:
+        assert client.where("t")[str(dirs.b)].is_future
+    added = plan.run("--execute", "--additional", "--replica-alter-log-dirs-throttle", "100000000")
+    assert "The replica-alter-dir throttle limit was set to 100000000 B/s" in added
+    assert "Successfully started partition reassignments for t-0,t-1" in added
     dirs.wait_in("t", dirs.b)
     found = plan.run("--verify")
     assert "Reassignment of replica t-0-1 completed successfully." in found
     assert "Clearing topic-level throttles on topic t" in found
-    dirs.wait_clean("t", "b/0", "b/1")
+    dirs.wait_clean("t", "b c/0", "b c/1")
 
 
 @pytest.mark.move("E1")

@@ -19,6 +19,7 @@ nonce (`move.mark_of`). A folder without it was put there by hand.
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from logmirror.broker.metadata import TopicRow
     from logmirror.broker.place_rows import MoveRow
 
+_LOG: Final = logging.getLogger(__name__)
 _LEFT: Final = re.compile(rf"[0-9]+\.[0-9a-f]{{32}}({FUTURE}|{DELETE})")
 
 
@@ -159,8 +161,15 @@ class Leftovers:
             self.ended.append(key)
 
     def list_others(self, topic: str) -> None:
-        """List what belongs to no move, once all partitions of the topic are finished."""
+        """List what belongs to no move, once all partitions of the topic are finished.
+
+        What has another name was not made by a broker, and is left alone.
+        """
         for folder in [path / topic for path in self._dirs.on_disk]:
             for path in folder.iterdir() if folder.exists() else ():
-                if path not in self._copies and _LEFT.fullmatch(path.name):
+                if path in self._copies or path.name.isdecimal():
+                    continue
+                if _LEFT.fullmatch(path.name):
                     self.folders.append(path)
+                else:
+                    _LOG.warning("%s: neither a partition nor a copy of one; it is ignored", path)

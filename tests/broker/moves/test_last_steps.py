@@ -1,0 +1,112 @@
+"""Goal: the last steps of a move: a finished copy is verified, and no append keeps it from its end.
+
+Method: the real log and moves on a model of disks (`moving_log`), in which something happens just
+before one of these steps. The names of tests are those of the statements of moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kit.runs.moving_log import Life, Rows, check, prepare, run, until
+from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.moves import copier, mover
+from logmirror.broker.moves.copying import PART, SegmentCopy
+from logmirror.broker.moves.move import MoveState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _paused_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "_FIRST_S", 60)  # the model decides when a flush ends, not the time
+
+
+@pytest.mark.move("E46", "E48")
+def test_e46_a_copy_that_is_not_what_was_written_fails_the_move(tmp_path, monkeypatch):
+    """The disk returns another byte; the checksums of the source are right."""
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
+    finish, flipped = SegmentCopy.finish, list[str]()
+
+    def spoiled(copy: SegmentCopy) -> None:
+        data = bytearray(copy.path.read_bytes())
+        data[-1] ^= 1
+        copy.path.write_bytes(data)
+        flipped.append(str(copy.path))
+        finish(copy)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentCopy, "finish", spoiled)
+            await life.move("b")
+            [move] = life.moves.all
+            await until(lambda: not move.is_active)
+        assert move.state is MoveState.FAILED
+        assert flipped[0].endswith(PART)
+        assert flipped[0] in str(move.failure)
+        assert life.place == "a"
+        await life.write(9)
+        await life.commits.flushed(life.log, life.log.log_end)
+        found, _ = life.log.read_committed(0, 1_000, at_least_one=True)
+        assert found
+        await life.move("b")  # again
+        await life.quiet()
+        assert life.place == "b"
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    assert life.acked == 2 * life.appended
+
+
+@pytest.mark.move("E59")
+@pytest.mark.parametrize("by", ["the flush", "a retry"])
+def test_e59_an_append_before_the_swap_and_then_silence_complete_the_move(
+    tmp_path, monkeypatch, by
+):
+    """The end of the flush wakes the move; so does the next retry, if it did not."""
+    if by == "the flush":
+        monkeypatch.setattr(mover, "_RETRY_S", 10_000)
+    else:
+        unset = property(lambda _: lambda: None, lambda *_: None)
+        monkeypatch.setattr(PartitionLog, "when_synced", unset, raising=False)
+    waited = [append_and_be_silent(tmp_path / str(turns), turns) for turns in range(30)]
+    assert waited.count(True) > 5, "appended while the move follows"
+
+
+def append_and_be_silent(folder: Path, turns: int) -> bool:
+    """Append once, some turns of the event loop after all is copied; whether the swap was later."""
+    life = Life(prepare(folder), Rows(), random.Random(turns))
+    is_before = [False]
+
+    async def work() -> None:
+        await life.start()
+        await life.write(1)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("b")
+        [move] = life.moves.all
+        await until(lambda: move.state is not MoveState.COPYING)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        is_before[0] = move.state is MoveState.FOLLOWING
+        await life.write(1)
+        for _ in range(5_000):
+            if not life.moves.all:
+                break
+            await asyncio.sleep(0.001)
+        assert life.place == "b"
+        await life.commits.flushed(life.log, life.log.log_end)
+
+    assert not run(life, work)
+    check(life)
+    assert life.acked == life.log.log_end == 4
+    shutil.rmtree(folder)
+    return is_before[0]
