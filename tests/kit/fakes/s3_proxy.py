@@ -11,6 +11,7 @@ Faults:
     cut-body        the server gets half of the body, then the connection ends
     reset           the connection ends, the server gets nothing
     silence         the server gets nothing, the client gets no response
+    delay           the server executes the request `DELAY_S` later, the client gets its response
     late            the server executes the request, the client gets no response
     wrong-body      the server gets a body with one changed byte
     wrong-response  the server executes the request, the client gets a body with one changed byte
@@ -51,6 +52,9 @@ _REFUSALS: Final = {
 }
 SILENCE_S: Final = 2
 """Longer than the timeouts of clients in tests that use it."""
+
+DELAY_S: Final = 1
+"""Many times what a request takes, and shorter than the timeouts of clients."""
 
 
 _WRITES: Final = {"PutObject", "CompleteMultipartUpload"}
@@ -219,6 +223,8 @@ class S3Proxy:
                 self._send(handler, body[: len(body) // 2])
             _hang_up(handler)
         else:
+            if fault == "delay":
+                time.sleep(DELAY_S)
             self._pass_on(handler, body, fault)
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes, fault: str) -> None:
