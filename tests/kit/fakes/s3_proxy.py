@@ -38,7 +38,7 @@ from urllib.parse import parse_qs, urlsplit
 from kit.servers.machine import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 _REFUSALS: Final = {
     "500": (500, "InternalError"),
@@ -127,8 +127,9 @@ class S3Proxy:
         self._may_write = threading.Event()
         self._may_write.set()
         self._held_part = b""
+        self._held_operations: Collection[str] = _WRITES
         self.held = 0
-        """How many writes were."""
+        """How many requests were."""
 
         self._completed: set[str] = set()
         self.refuse_condition = False
@@ -184,9 +185,14 @@ class S3Proxy:
             self._next = faults
 
     @contextlib.contextmanager
-    def holding(self, part: bytes = b"") -> Iterator[None]:
-        """Hold writes with this in their bodies back, before the server and all faults see them."""
-        self._held_part = part
+    def holding(self, part: bytes = b"", operations: Collection[str] = _WRITES) -> Iterator[None]:
+        """Hold requests back, before the server and all faults see them.
+
+        Args:
+            part: Of their paths or bodies.
+            operations: Their names; without them, what makes an object visible.
+        """
+        self._held_part, self._held_operations = part, operations
         self._may_write.clear()
         try:
             yield
@@ -203,6 +209,7 @@ class S3Proxy:
         self.count += 1
         operation = operation_of(handler.command, handler.path)
         self.asked[operation] += 1
+        place = handler.path.encode()
         self.heads.append((operation, {k.lower(): v for k, v in handler.headers.items()}))
         if self.refuse_condition and "If-None-Match" in handler.headers:
             self._refuse(handler, 501, "NotImplemented")
@@ -210,7 +217,8 @@ class S3Proxy:
         if self.forget_condition and "If-None-Match" in handler.headers:
             self._replace(handler, body)
             return
-        if operation in _WRITES and not self._may_write.is_set() and self._held_part in body:
+        is_meant = operation in self._held_operations and self._held_part in place + body
+        if is_meant and not self._may_write.is_set():
             self.held += 1
             self._may_write.wait()
         fault = self._fault_for(handler.command, operation, handler.path)
