@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 pytestmark = pytest.mark.in_bucket
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket) as broker:
         yield broker
 
 

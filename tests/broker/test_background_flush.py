@@ -1,7 +1,8 @@
 """Goal: with `flush-on-ack: false`, a real broker responds at once, and flushes by its rule.
 
-Method: independent clients write and read; what is durable is read from the broker's file of
-durable ends, or from its objects in the bucket, by parsers of their own.
+Method: independent clients write and read, and each record has a value of its own. What is durable
+is read from the broker's file of durable ends, or from its objects in the bucket, by parsers of
+their own.
 `tests/broker/log/test_flush_rule.py` drops unflushed writes.
 """
 
@@ -17,10 +18,10 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.commits import end_in_bucket
-from kit.judges.partition_client import LATEST, Appended, PartitionClient, data_batch
+from kit.judges.partition_client import LATEST, Appended, PartitionClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from logmirror.wire.records import decode_reference
+from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,11 +65,30 @@ def _await_durable(broker: EmbeddedBroker, end: int) -> None:
         time.sleep(0.01)
 
 
+def _value(number: int) -> bytes:
+    return b"value %d " % number + b"." * (number * 37 % 50)
+
+
+def _append(partition: PartitionClient, numbers: range) -> None:
+    """Append batches of one record, whose value is that of its offset."""
+    for number in numbers:
+        record = Record(0, 1_700_000_000_000, 0, None, _value(number), ())
+        assert partition.produce(encode_reference([record])) == Appended(0, number)
+
+
+def _expected(offsets: range) -> list[tuple[int, bytes]]:
+    return [(offset, _value(offset)) for offset in offsets]
+
+
 def _fill(broker: EmbeddedBroker, topic: str, count: int = 5, **configs: str) -> None:
     create_topic(broker.bootstrap, topic, 1, configs)
     with PartitionClient(broker.bootstrap, topic) as partition:
-        for number in range(count):
-            assert partition.produce(data_batch(1)) == Appended(0, number)
+        _append(partition, range(count))
+
+
+def _read(broker: EmbeddedBroker, topic: str, start: int = 0) -> list[tuple[int, bytes | None]]:
+    rows = rows_by_librdkafka(broker.bootstrap, topic, start=start)
+    return [(row.offset, row.value) for row in rows]
 
 
 @pytest.mark.statement("N5", "C17")
@@ -80,8 +100,7 @@ def test_b01_acknowledged_records_are_readable_while_none_is_durable(broker, top
         assert (found.error_code, found.high_watermark, found.last_stable_offset) == (0, 5, 5)
         assert partition.list_offset(LATEST)[2] == 5
         assert partition.end_of_epoch()[2] == 5
-    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(5)]
+    assert _read(broker, topic_name) == _expected(range(5))
     assert _durable(broker) == 0
 
 
@@ -113,7 +132,7 @@ def test_b06_a_fetch_that_waits_gets_the_record_at_once(broker, topic_name):
     def write() -> None:
         time.sleep(0.3)
         with PartitionClient(broker.bootstrap, topic_name) as other:
-            other.produce(data_batch(1))
+            _append(other, range(1))
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -122,7 +141,9 @@ def test_b06_a_fetch_that_waits_gets_the_record_at_once(broker, topic_name):
         found = partition.fetch(0, max_wait_ms=30_000)
     writer.join()
 
-    assert (found.high_watermark, bool(found.records)) == (1, True)
+    assert found.high_watermark == 1
+    [record] = decode_reference(found.records)
+    assert (record.offset, record.value) == (0, _value(0))
     assert time.monotonic() - began < 15
     assert _durable(broker) == 0
 
@@ -139,8 +160,7 @@ def test_n03_records_with_acks_0_are_readable(broker, topic_name):
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         while partition.fetch(0).high_watermark < 3:
             assert time.monotonic() < deadline
-    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [(row.offset, row.value) for row in rows] == [(n, b"%d" % n) for n in range(3)]
+    assert _read(broker, topic_name) == [(n, b"%d" % n) for n in range(3)]
 
 
 def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broker, topic_name):
@@ -157,8 +177,8 @@ def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broke
                     failures.append(f"{found.error_code} {found.high_watermark} < {watermark}")
                 watermark = found.high_watermark
                 records = decode_reference(found.records or b"")
-                expected = [(n, b"record 0") for n in range(watermark)]
-                if [(record.offset, record.value) for record in records] != expected:
+                values = [(record.offset, record.value) for record in records]
+                if values != _expected(range(watermark)):
                     failures.append(f"{watermark}: {records}")
 
     readers = [threading.Thread(target=read) for _ in range(8)]
@@ -166,7 +186,7 @@ def test_s12_readers_beside_a_writer_get_whole_records_up_to_the_watermark(broke
         reader.start()
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         for number in range(20):
-            assert partition.produce(data_batch(1)) == Appended(0, number)
+            _append(partition, range(number, number + 1))
             time.sleep(0.005)
     done.set()
     for reader in readers:
@@ -182,8 +202,7 @@ def test_kill_9_loses_no_records_and_a_machine_that_burns_down_those_that_are_no
     _fill(broker, topic_name)
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         assert partition.delete_records(1) == (0, 1)  # flushes all
-        for number in range(5, 7):
-            assert partition.produce(data_batch(1)) == Appended(0, number)
+        _append(partition, range(5, 7))
         assert partition.fetch(1).high_watermark == 7
     broker.kill()
     assert _durable(broker) == 5
@@ -193,11 +212,8 @@ def test_kill_9_loses_no_records_and_a_machine_that_burns_down_those_that_are_no
     with PartitionClient(broker.bootstrap, topic_name) as partition:
         assert partition.fetch(1).high_watermark == left
         assert partition.list_offset(LATEST)[2] == partition.log_end == left
-        assert partition.produce(data_batch(1)) == Appended(0, left)
-    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name, start=1))
-    assert [(row.offset, row.value) for row in rows] == [
-        (n, b"record 0") for n in range(1, left + 1)
-    ]
+        _append(partition, range(left, left + 1))
+    assert _read(broker, topic_name, start=1) == _expected(range(1, left + 1))
 
 
 @pytest.mark.statement("T7", "C7")
@@ -210,8 +226,7 @@ def test_sigterm_flushes(broker, topic_name):
 
     assert _durable(broker) == 5
     broker.start()
-    rows = list(rows_by_librdkafka(broker.bootstrap, topic_name))
-    assert [(row.offset, row.value) for row in rows] == [(n, b"record 0") for n in range(5)]
+    assert _read(broker, topic_name) == _expected(range(5))
 
 
 @pytest.mark.in_bucket

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 pytestmark = pytest.mark.in_bucket
 
 PARTITIONS = 4
@@ -310,14 +312,14 @@ def test_a_deleted_topic_takes_its_offsets_along(embedded, topic):
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with EmbeddedBroker(tmp_path / "broker") as broker:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket) as broker:
         yield broker
 
 
-def test_offsets_expire_after_their_time(tmp_path, topic_name):
+def test_offsets_expire_after_their_time(tmp_path, log_bucket, topic_name):
     options = {"offsets_retention_minutes": 0, "offsets_retention_check_interval_ms": 100}
-    with EmbeddedBroker(tmp_path / "broker", **options) as broker:
+    with EmbeddedBroker(tmp_path / "broker", bucket=log_bucket, **options) as broker:
         create_topic(broker.bootstrap, topic_name, PARTITIONS, {})
         consumer = _consumer(broker, "g")
         consumer.commit(offsets=[TopicPartition(topic_name, 0, 7)], asynchronous=False)

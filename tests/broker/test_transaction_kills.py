@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 POINTS = [point for point in failpoints.POINTS if point.startswith("transaction.")]
 ROUNDS = sized(1, 2, 8)
 PARTITIONS = 2
@@ -38,9 +40,9 @@ DEADLINE_S = 60
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+def broker(tmp_path: Path, log_bucket: LogBucket | None) -> Iterator[EmbeddedBroker]:
     """A broker with small segments, so that transactions span seals."""
-    broker = EmbeddedBroker(tmp_path / "broker", segment_bytes=20_000)
+    broker = EmbeddedBroker(tmp_path / "broker", bucket=log_bucket, segment_bytes=20_000)
     with broker:
         yield broker
 
@@ -163,6 +165,7 @@ class Reader:
                 assert message.error().code() != KafkaError.OFFSET_OUT_OF_RANGE
 
 
+@pytest.mark.in_bucket
 @pytest.mark.thinned
 def test_killed_at_every_failpoint_while_transactions_run(broker, topic_name, monkeypatch):
     create_topic(broker.bootstrap, topic_name, PARTITIONS, {})

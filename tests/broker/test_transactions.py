@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from kit.servers.s3 import LogBucket
+
 pytestmark = pytest.mark.in_bucket
 
 SOON_S = 20
@@ -303,8 +305,12 @@ def test_several_transactions_are_verified_in_one_request(client):
     assert client.described()[0] == "Ongoing"
 
 
-def test_time_ends_transactions_and_forgets_ids(tmp_path: Path, topic_name: str) -> None:
-    broker = EmbeddedBroker(tmp_path / "broker", transactional_id_expiration_ms=3000)
+def test_time_ends_transactions_and_forgets_ids(
+    tmp_path: Path, log_bucket: LogBucket | None, topic_name: str
+) -> None:
+    broker = EmbeddedBroker(
+        tmp_path / "broker", bucket=log_bucket, transactional_id_expiration_ms=3000
+    )
     with broker:
         create_topic(broker.bootstrap, topic_name, 1, {})
         with TransactionClient(broker.bootstrap, topic_name) as client:
@@ -329,8 +335,8 @@ def _read_after(broker: EmbeddedBroker, topic: str) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_a_transaction_continues_after_a_restart(tmp_path, topic_name, how):
-    broker = EmbeddedBroker(tmp_path / "broker")
+def test_a_transaction_continues_after_a_restart(tmp_path, log_bucket, topic_name, how):
+    broker = EmbeddedBroker(tmp_path / "broker", bucket=log_bucket)
     with broker:
         create_topic(broker.bootstrap, topic_name, 1, {})
         with TransactionClient(broker.bootstrap, topic_name) as client:

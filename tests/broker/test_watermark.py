@@ -65,13 +65,21 @@ class Watch:
     """Asks for the end of a log by Fetch, ListOffsets and OffsetForLeaderEpoch in turn.
 
     What is behind the watermark may be lost with a machine, so the log end may move back to it.
+
+    Args:
+        broker: The broker.
+        topic: The topic, of which it watches the first partition.
+        keeps_log_end: Whether the log end may not move back either.
     """
 
-    def __init__(self, broker: EmbeddedBroker, topic: str) -> None:
-        self._keeps_log_end = broker.bucket is None
+    def __init__(self, broker: EmbeddedBroker, topic: str, *, keeps_log_end: bool) -> None:
+        self._keeps_log_end = keeps_log_end
         self._bootstrap, self._topic = broker.bootstrap, topic
         self.seen = {"watermark": 0, "log end": 0}
         self.steps_back: list[str] = []
+        self.interruptions = 0
+        """Connections that ended."""
+
         self.done = threading.Event()
 
     def run(self) -> None:
@@ -81,6 +89,7 @@ class Watch:
                     while not self.done.is_set():
                         self._ask(partition)
             except ERRORS_OF_A_KILL:
+                self.interruptions += 1
                 time.sleep(0.02)
 
     def _ask(self, partition: PartitionClient) -> None:
@@ -119,7 +128,7 @@ def test_c04_the_watermark_never_moves_back_while_sixteen_producers_write(broker
             except ERRORS_OF_A_KILL:
                 time.sleep(0.05)
 
-    watch = Watch(broker, topic_name)
+    watch = Watch(broker, topic_name, keeps_log_end=broker.bucket is None)
     watchers = _in_threads(watch.run, 3)
     writers = _in_threads(write, PRODUCERS)
     time.sleep(0.3)

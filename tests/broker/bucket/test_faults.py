@@ -36,11 +36,13 @@ AFTER: Final = ("lose-response", "late", "cut-response")
 """The server executes the request, and the broker does not get the response."""
 
 READS: Final = ("cut-response", "wrong-response", "reset", "503")
+REQUESTS: Final = ("PutObject", "GetObject", "ListObjectsV2", "DeleteObject")
 FAULTS: Final = [
     *(Fault(kind, "PutObject") for kind in (*BEFORE, *AFTER)),
     *(Fault(kind, "GetObject") for kind in READS),
     *(Fault(kind, "ListObjectsV2") for kind in ("reset", "503", "late")),
     *(Fault(kind, "DeleteObject") for kind in ("reset", "503", "lose-response")),
+    *(Fault("delay", method) for method in (*REQUESTS, "")),
 ]
 
 
@@ -92,9 +94,10 @@ def check(broker: BucketBroker, load: Load, reading: Reading) -> None:
         Fault("lose-response", "PutObject"),
         Fault("503", "PutObject"),
         Fault("cut-response", "GetObject"),
+        Fault("delay", ""),
         reason="the others",
     ),
-    ids=lambda fault: f"{fault.kind}-{fault.method}",
+    ids=lambda fault: f"{fault.kind}-{fault.method or 'any'}",
 )
 def test_no_fault_of_a_request_loses_or_duplicates_a_record(brokers, proxy, fault):
     broker = brokers().start()

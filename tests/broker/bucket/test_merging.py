@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import rows_by_librdkafka
 from kit.servers.bucket_broker import BucketBroker
 from logmirror.archive.chain import ArchiveObject
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 60
 NOW_MS = 1_750_000_000_000
+SMALL = ("--override", "log.segment.bytes=20000")
 RECORDS = 600
 """More than 512, so that a cell is complete and few segments are behind it."""
 
@@ -80,9 +82,9 @@ def brokers(
     """Make brokers on one bucket, each with a machine of its own."""
     made: list[BucketBroker] = []
 
-    def make(*options: str, crash_at: str = "") -> BucketBroker:
+    def make(*options: str, **more: Any) -> BucketBroker:
         folder = tmp_path / f"machine-{len(made)}"
-        made.append(BucketBroker(folder, s3_server, bucket, *options, crash_at=crash_at))
+        made.append(BucketBroker(folder, s3_server, bucket, *options, **more))
         return made[-1]
 
     yield make
@@ -123,7 +125,7 @@ def written(
 def test_records_of_a_merged_segment_are_at_most_a_day_apart(brokers, s3_server, bucket):
     root, change = s3_server.files(bucket), 300
     acked = written(
-        brokers("--override", "log.segment.bytes=20000"),
+        brokers(*SMALL),
         root,
         lambda number: NOW_MS - (SPAN_MS + 1_000) * (number < change),
     )
@@ -144,7 +146,7 @@ def test_records_of_a_merged_segment_are_at_most_a_day_apart(brokers, s3_server,
 @pytest.mark.parametrize("point", ["", *MERGE_POINTS, "bucket.deleted"])
 def test_small_segments_become_large_ones(brokers, s3_server, bucket, point):
     root = s3_server.files(bucket)
-    acked = written(brokers("--override", "log.segment.bytes=20000"), root, lambda _: NOW_MS)
+    acked = written(brokers(*SMALL), root, lambda _: NOW_MS)
 
     if point:
         crashing = brokers(crash_at=f"{point}#1").start(waits=False)
@@ -155,6 +157,42 @@ def test_small_segments_become_large_ones(brokers, s3_server, bucket, point):
     again = brokers().start()
     assert read(again) == acked
     assert again.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [
+        ("PutObject", b"100-xxxx"),
+        pytest.param("DeleteObject", b".batches", marks=pytest.mark.gate("the other moment")),
+    ],
+    ids=["before its commit", "behind its commit"],
+)
+def test_a_paused_owner_deletes_nothing_that_the_next_one_serves(
+    brokers, s3_server, bucket, operation, part
+):
+    """It is paused while it merges, and its request to the bucket arrives late, too.
+
+    Before its commit, the next owner serves the small segments; behind it, the large one.
+    """
+    root = s3_server.files(bucket)
+    acked = written(brokers(*SMALL), root, lambda _: NOW_MS)
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        first, second = brokers(endpoint=proxy.endpoint), brokers(*SMALL)
+        with proxy.holding(part, {operation}):
+            first.start(waits=False)
+            until(lambda: proxy.held > 0)
+            first.pause()
+            second.start()
+            small = set(root.rglob("*.batches"))
+        first.resume()
+        assert first.wait(TIMEOUT_S) == 69
+        assert read(second) == acked
+        if operation == "PutObject":
+            assert small <= set(root.rglob("*.batches"))
+    second.kill()
+    second.start()
+    assert read(second) == acked
+    assert second.stop() == 0
 
 
 def until(is_true: Callable[[], bool]) -> None:

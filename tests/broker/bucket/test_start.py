@@ -1,10 +1,14 @@
-"""Goal: a start reads thousands of commits within seconds, and with few requests."""
+"""Goal: a start reads thousands of commits within seconds, and refuses a store that replaces."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
+from kit.fakes.s3_proxy import S3Proxy
+from kit.servers.bucket_broker import BucketBroker
 from logmirror.broker.bucket.bundles import BUNDLES, Bundler
 from logmirror.broker.bucket.chain import COMMITS, commit_name
 from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, encode
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from kit.servers.s3 import S3Server
 
 COUNT = 5_000
+USAGE = 2
 READ_CPU_S = 8.0
 """Read one by one, they take 18 s of one core, most of them for the requests."""
 
@@ -47,3 +52,30 @@ def test_five_thousand_commits_are_read_in_seconds(
     counts = store.requests.requests
     assert counts["put"] == 1
     assert counts["get"] + counts["list"] < 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["replaces", "refuses"])
+def test_a_store_without_create_only_writes_is_refused(
+    tmp_path: Path, s3_server: S3Server, bucket: str, how: str
+) -> None:
+    """It replaces objects as if the condition was not there, or does not know the condition."""
+
+    def delete(path: str) -> None:
+        place, _, key = path.partition("/")
+        s3_server.client().delete_object(Bucket=place, Key=key)
+
+    with S3Proxy(s3_server.endpoint, delete) as proxy:
+        proxy.forget_condition, proxy.refuse_condition = how == "replaces", how == "refuses"
+        broker = BucketBroker(tmp_path, s3_server, bucket, endpoint=proxy.endpoint)
+        broker.start(waits=False)
+        try:
+            assert broker.wait() == USAGE
+        finally:
+            broker.__exit__()
+    log = broker.log.read_text()
+    assert "the store replaces existing objects despite `If-None-Match: *`" in log
+    assert "listening on" not in log
+    assert "Traceback" not in log
+    names = [path.name for path in s3_server.files(bucket).rglob("*") if path.is_file()]
+    assert all(name.endswith(("-in-turn", "-at-once", "create-only")) for name in names), names

@@ -11,6 +11,7 @@ Faults:
     cut-body        the server gets half of the body, then the connection ends
     reset           the connection ends, the server gets nothing
     silence         the server gets nothing, the client gets no response
+    delay           the server executes the request `DELAY_S` later, the client gets its response
     late            the server executes the request, the client gets no response
     wrong-body      the server gets a body with one changed byte
     wrong-response  the server executes the request, the client gets a body with one changed byte
@@ -37,7 +38,7 @@ from urllib.parse import parse_qs, urlsplit
 from kit.servers.machine import HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 _REFUSALS: Final = {
     "500": (500, "InternalError"),
@@ -51,6 +52,9 @@ _REFUSALS: Final = {
 }
 SILENCE_S: Final = 2
 """Longer than the timeouts of clients in tests that use it."""
+
+DELAY_S: Final = 1
+"""Many times what a request takes, and shorter than the timeouts of clients."""
 
 
 _WRITES: Final = {"PutObject", "CompleteMultipartUpload"}
@@ -123,8 +127,9 @@ class S3Proxy:
         self._may_write = threading.Event()
         self._may_write.set()
         self._held_part = b""
+        self._held_operations: Collection[str] = _WRITES
         self.held = 0
-        """How many writes were."""
+        """How many requests were."""
 
         self._completed: set[str] = set()
         self.refuse_condition = False
@@ -180,9 +185,14 @@ class S3Proxy:
             self._next = faults
 
     @contextlib.contextmanager
-    def holding(self, part: bytes = b"") -> Iterator[None]:
-        """Hold writes with this in their bodies back, before the server and all faults see them."""
-        self._held_part = part
+    def holding(self, part: bytes = b"", operations: Collection[str] = _WRITES) -> Iterator[None]:
+        """Hold requests back, before the server and all faults see them.
+
+        Args:
+            part: Of their paths or bodies.
+            operations: Their names; without them, what makes an object visible.
+        """
+        self._held_part, self._held_operations = part, operations
         self._may_write.clear()
         try:
             yield
@@ -199,6 +209,7 @@ class S3Proxy:
         self.count += 1
         operation = operation_of(handler.command, handler.path)
         self.asked[operation] += 1
+        place = handler.path.encode()
         self.heads.append((operation, {k.lower(): v for k, v in handler.headers.items()}))
         if self.refuse_condition and "If-None-Match" in handler.headers:
             self._refuse(handler, 501, "NotImplemented")
@@ -206,7 +217,8 @@ class S3Proxy:
         if self.forget_condition and "If-None-Match" in handler.headers:
             self._replace(handler, body)
             return
-        if operation in _WRITES and not self._may_write.is_set() and self._held_part in body:
+        is_meant = operation in self._held_operations and self._held_part in place + body
+        if is_meant and not self._may_write.is_set():
             self.held += 1
             self._may_write.wait()
         fault = self._fault_for(handler.command, operation, handler.path)
@@ -219,6 +231,8 @@ class S3Proxy:
                 self._send(handler, body[: len(body) // 2])
             _hang_up(handler)
         else:
+            if fault == "delay":
+                time.sleep(DELAY_S)
             self._pass_on(handler, body, fault)
 
     def _pass_on(self, handler: BaseHTTPRequestHandler, body: bytes, fault: str) -> None:
