@@ -225,6 +225,7 @@ _BUCKET_REQUESTS: Final = "rate(logmirror_broker_bucket_requests_total[$__rate_i
 _BUCKET_BYTES: Final = "rate(logmirror_broker_bucket_bytes_total[$__rate_interval])"
 _SWAPS: Final = "rate(logmirror_broker_move_swap_seconds_bucket[$__rate_interval])"
 _MISSES: Final = "rate(logmirror_broker_local_copies_misses_total[$__rate_interval])"
+_HITS: Final = "rate(logmirror_broker_local_copies_hits_total[$__rate_interval])"
 BROKER_PANELS: Final = (
     Panel("Ready", (("min(logmirror_ready)", "ready"),), kind="stat", width=4),
     Panel("Topics", (("sum(logmirror_broker_topics)", "topics"),), kind="stat", width=4),
@@ -319,6 +320,12 @@ BROKER_PANELS: Final = (
             ("logmirror_broker_local_copies_bytes", "{{of}}, bytes"),
             (f"sum by (of) ({_MISSES})", "{{of}}, fetched per second"),
         ),
+    ),
+    Panel(
+        "Hit ratio of local copies",
+        ((f"sum by (of) ({_HITS}) / sum by (of) ({_HITS} + {_MISSES})", "{{of}}"),),
+        unit="percentunit",
+        about="Of the segments that were opened, those of which a copy was here.",
     ),
     Panel(
         "Moves between log directories",

@@ -166,7 +166,7 @@ COPIES_HITS: Final = _metric(
     "local_copies_hits_total",
     "counter",
     "files",
-    "Copies that were here when they were needed.",
+    "Copies that were here when they were needed. The hit ratio is their part of hits and misses.",
     COPIES,
 )
 COPIES_MISSES: Final = _metric(
