@@ -130,7 +130,7 @@ def test_c02_a_partition_opens_without_the_index_of_a_large_segment(proxied):
         assert read_all(partition) == expected_big(2 * BIG_BATCHES)
 
 
-def settled(value: Callable[[], int]) -> int:
+def unchanged(value: Callable[[], int]) -> int:
     """Wait until a value has not changed for two seconds; returns it."""
     last, since_s = value(), time.monotonic()
     deadline = since_s + 60
@@ -153,7 +153,7 @@ def test_without_flush_on_ack_producers_wait_at_the_limit_while_the_bucket_is_aw
         held, before = found.proxy.held, len(load.acked)
         with found.proxy.holding():
             wait_until(lambda: found.proxy.held > held, what=lambda: "a flush")
-            acked = settled(lambda: len(load.acked))
+            acked = unchanged(lambda: len(load.acked))
             end = partition.log_end
             assert len(load.acked) == acked > before
             since = sorted(load.acked.items(), key=lambda one: int(one[1].split(b"-")[0]))[before:]
