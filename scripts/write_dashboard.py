@@ -325,7 +325,7 @@ BROKER_PANELS: Final = (
         "Hit ratio of local copies",
         ((f"sum by (of) ({_HITS}) / sum by (of) ({_HITS} + {_MISSES})", "{{of}}"),),
         unit="percentunit",
-        about="Of the segments that were opened, those of which a copy was here.",
+        about="Of the reads of segments, those whose local copy was here.",
     ),
     Panel(
         "Moves between log directories",

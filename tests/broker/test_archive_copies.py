@@ -30,4 +30,7 @@ def test_the_least_recently_used_copies_are_let_go_of_at_the_limit(tmp_path):
         assert segments[number].size_bytes == SIZE
     assert made == [0, 1, 2, 1]
     assert (copies.hits, copies.misses) == (2, 4)
+    copies.reused(segments[1])
+    copies.reused(segments[2])  # is not here
+    assert (copies.hits, copies.misses) == (3, 4)
     assert list((tmp_path / "copies").iterdir()) == []  # without a name

@@ -165,8 +165,9 @@ COPIES_BYTES: Final = _metric(
 COPIES_HITS: Final = _metric(
     "local_copies_hits_total",
     "counter",
-    "files",
-    "Copies that were here when they were needed. The hit ratio is their part of hits and misses.",
+    "reads",
+    "Reads of a segment whose copy was here. The hit ratio is this rate, divided by the sum of "
+    "this rate and that of the misses.",
     COPIES,
 )
 COPIES_MISSES: Final = _metric(

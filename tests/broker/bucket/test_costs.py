@@ -143,6 +143,37 @@ def test_the_metrics_are_what_arrives_at_the_store(
             assert found["bucket_bytes_total", "get", "log"] > sum(sealed)
 
 
+@pytest.mark.slow
+def test_each_read_of_what_is_here_raises_the_hit_ratio(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    port = free_ports(1)[0]
+    options = ("--monitoring-port", str(port), "--override", "log.segment.bytes=20000")
+    with BucketBroker(tmp_path, s3_server, bucket, *options) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(TIMEOUT_S)
+        producer = Producer({"bootstrap.servers": broker.bootstrap})
+        for number in range(RECORDS):
+            producer.produce("t", b"%d" % number + b"x" * 3_000)
+            assert producer.flush(TIMEOUT_S) == 0
+        until(lambda: scraped(port)["sealed_objects_total",] >= 7)
+        broker.kill()
+        broker.start()
+        assert len(list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))) == RECORDS
+        until(lambda: copies(port)[1] >= 7)
+        for _ in range(2):
+            before = copies(port)
+            assert len(list(rows_by_librdkafka(broker.bootstrap, "t", partition=0))) == RECORDS
+            until(lambda before=before: copies(port)[0] >= before[0] + 7)
+            assert copies(port)[1] == before[1]
+
+
+def copies(port: int) -> tuple[float, float]:
+    """Hits and misses of the local copies."""
+    found = scraped(port)
+    return found["local_copies_hits_total", "log"], found["local_copies_misses_total", "log"]
+
+
 def test_archives_and_their_copies_have_numbers_of_their_own() -> None:
     class Store(MemoryStore):
         requests = RequestCounts()

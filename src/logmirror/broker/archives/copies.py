@@ -49,6 +49,11 @@ class LocalCopies:
         """Return the copy of a segment, and set the segment's size; `write` makes it. Blocks."""
         return self._making.run(segment, lambda: self._opened(segment, write))
 
+    def reused(self, segment: Segment) -> None:
+        """Count a read of an open file, if it is that of a copy. Never blocks."""
+        if segment in self._held:
+            self.hits += 1
+
     def _opened(self, segment: Segment, write: Callable[[BinaryIO], None]) -> OpenFile:
         with self._lock:
             held = self._held.get(segment)

@@ -161,6 +161,10 @@ class Objects:
         self._damaged.pop(segment, None)
         self._back_off.succeeded()
 
+    def reused(self, segment: Segment) -> None:
+        """See `SegmentSource`."""
+        self._copies.reused(segment)
+
     def _opened(self, segment: Segment) -> OpenFile:
         if self._local is not None and self.extension == NATIVE:
             file = self._own_file(segment, self._local)

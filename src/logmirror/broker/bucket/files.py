@@ -46,7 +46,7 @@ class BucketDisk(Disk):
         max_files: As in `Disk`.
 
     Attributes:
-        hits: Files that were here when they were opened for reading.
+        hits: Reads of files that were here.
         misses: Files that were not, and were fetched, or a part of them.
         fetched_bytes: The bytes of those.
     """
@@ -107,6 +107,11 @@ class BucketDisk(Disk):
         if path.parent in self._folders:  # others are on disks
             self.hits += 1
         return file
+
+    def reused(self, folder: Path) -> None:
+        """See `Disk.reused`."""
+        if folder in self._folders:
+            self.hits += 1
 
     def part(
         self, segment: Segment, offset: int, size_bytes: int

@@ -95,6 +95,9 @@ class Disk:
         """Open an existing file for reading."""
         return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
+    def reused(self, folder: Path) -> None:
+        """Note that an open file of a partition's folder is read again. Never blocks."""
+
     def read_start(self, path: Path, size_bytes: int) -> bytes:
         """Read the first bytes of a file."""
         file = self.open_for_reading(path)

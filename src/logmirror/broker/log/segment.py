@@ -172,6 +172,9 @@ class SegmentSource(Protocol):
         """
         ...
 
+    def reused(self, segment: Segment) -> None:
+        """Note that a file that `open` has returned is read again. Never blocks."""
+
     def newest_ms(self, segment: Segment) -> int | None:
         """Return the largest timestamp of the object, if that needs less than `open`. Blocks.
 

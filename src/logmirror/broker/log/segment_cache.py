@@ -195,10 +195,15 @@ class SegmentCache:
             file, index = segment.file, segment.index
             if file is None or index is None:
                 return None
-            if segment in self._loaded:
+            is_kept = segment in self._loaded
+            if is_kept:
                 self._loaded.move_to_end(segment)
                 self._indexes.move_to_end(segment)
-            return file, index
+        if is_kept and segment.source is not None:
+            segment.source.reused(segment)
+        elif is_kept:
+            self._disk.reused(segment.folder)
+        return file, index
 
     def close(self, segment: Segment) -> None:
         """Let go of a segment's file; its index is kept."""
