@@ -5,6 +5,8 @@ Method: a real broker. The names of tests are those of the statements of moves.
 
 from __future__ import annotations
 
+import random
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,3 +115,26 @@ def test_e66_a_segment_size_that_changes_during_a_move_applies_to_both_sides(dir
     after = {name: size for name, size in sealed(dirs.b).items() if name not in {**large, **small}}
     assert max(after.values()) <= most
     assert len(after) >= 4
+
+
+@pytest.mark.move("E63")
+def test_e63_a_response_that_is_being_sent_outlives_the_old_files(dirs):
+    dirs.create("t", segment_bytes="1000000")
+    producer = Producer({"bootstrap.servers": dirs.bootstrap, "batch.size": 100_000})
+    for number in range(20):
+        producer.produce("t", random.Random(number).randbytes(900_000))
+        assert producer.flush(60) == 0
+    with dirs.partition("t") as slow, dirs.partition("t") as other:
+        expected = other.fetch(0).records
+        assert len(expected) > 18_000_000  # more than the sockets take
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        receive = slow.receive_frame
+
+        def move_first() -> bytes:
+            dirs.move("t", dirs.b)
+            dirs.wait_clean("t", "b/0")
+            assert not list((dirs.a / "t").glob("0*"))
+            return receive()
+
+        slow.receive_frame = move_first
+        assert slow.fetch(0).records == expected
