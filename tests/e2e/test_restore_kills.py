@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -128,12 +127,13 @@ def test_a_killed_restore_from_a_bucket_ends_exact(kafka_431, tmp_path, form):
             looking = Consumer({"bootstrap.servers": cluster, "group.id": "unused", "log_level": 0})
             run = InlineRun(config, folder=tmp_path)
             for number in range(kills):
-                before = end_of(looking, topic)
+                # by offsets, so that as many kills come before the end on any machine
+                more = chooser.randrange(total // (2 * kills)) if number else 0
+                until = min(end_of(looking, topic) + more, total)
                 wait_until(
-                    lambda end=before: end_of(looking, topic) > min(end, total),
+                    lambda until=until: end_of(looking, topic) > until,
                     what=lambda run=run: f"progress:\n{run.text}",
                 )
-                time.sleep(chooser.uniform(0, 0.3) if number else 0)
                 target = TARGETS[(seed + number) % len(TARGETS)]
                 assert run.alive, run.text
                 if target != "run":
