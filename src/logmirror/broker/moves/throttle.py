@@ -21,7 +21,8 @@ class Throttle:
     """The limit. As in Kafka, the bytes of a step are counted after it, and then it waits.
 
     Attributes:
-        rate: Bytes per second; 0: nothing is copied; None: no limit. A change applies at once.
+        rate: Bytes per second; 0: a batch for each step at most; None: no limit. A change applies
+            at once.
     """
 
     def __init__(self, clock: Clock) -> None:
