@@ -1,10 +1,12 @@
-"""The broker keeps the memory of the pieces that it sends, so that it need not take new pages.
+"""The broker keeps the memory of the pieces that it sends, and its collector runs rarely.
 
-Method: a broker that has just started serves an archive, and the kernel counts its page faults.
+Method, for pages: a broker that has just started serves an archive, and the kernel counts its page faults.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from confluent_kafka import Producer
@@ -34,6 +36,17 @@ def test_pieces_for_consumers_take_no_new_pages(tmp_path):
         taken = [faults_of(broker.pid, lambda: read(bootstrap)) for _ in range(3)]
     pages = RECORDS * RECORD_BYTES // PAGE_BYTES
     assert max(taken) < pages // 4, (taken, pages)
+
+
+def test_the_garbage_collector_leaves_out_what_a_start_has_made():
+    code = (
+        "import gc; from logmirror.broker import memory; before = gc.get_threshold()[0];"
+        "memory.keep_memory(); print(gc.get_freeze_count() > 0, gc.get_threshold()[0] > before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["True", "True"]
 
 
 def read(bootstrap):
