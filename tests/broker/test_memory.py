@@ -1,6 +1,7 @@
 """The broker keeps the memory of the pieces that it sends, and its collector runs rarely.
 
-Method, for pages: a broker that has just started serves an archive, and the kernel counts its page faults.
+Method, for pages: a broker that has just started serves an archive, and the kernel counts its page
+faults.
 """
 
 from __future__ import annotations
