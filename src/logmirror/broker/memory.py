@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 from typing import Final
@@ -12,14 +11,12 @@ _COLLECTIONS: Final = (10_000, 50, 10)
 collector. With its defaults, thousands of requests that wait made it visit all objects again and
 again: half of the CPU time of a rebalance of 1,000 groups, in pauses of up to 0.5 s."""
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
-_KEPT_BYTES: Final = 16 * 1024 * 1024
-_OWN_PAGES_BYTES: Final = 2 * 1024 * 1024
-"""The GNU C library gives back what is free at the end of its heap from twice the size of the
-largest block on. With pieces of 512 KiB for consumers, a broker gave back and took new pages for
-each of them: 0.7 CPU-s for each GB that it sent in place of 0.25. Now up to 16 MiB stay, and blocks
-from 2 MiB on are given back at once, as before."""
+_LARGE_BYTES: Final = 4 * 1024 * 1024
+"""The GNU C library gives back what is free at the end of its heap, from twice the size of the
+largest block on that was freed so far, and such blocks are not of the heap before. With pieces of
+512 KiB for consumers, a broker gave back and took new pages for each of them: 0.7 CPU-s for each GB
+that it sent in place of 0.25. After a block of this size, up to 8 MiB stay. Fixed limits
+(`mallopt`) would end this adaptation: reads from a bucket, of 8 MiB each, had half of the rate."""
 
 
 def keep_memory() -> None:
@@ -28,7 +25,4 @@ def keep_memory() -> None:
         return
     gc.freeze()  # what the start has made is left out
     gc.set_threshold(*_COLLECTIONS)
-    set_limit = getattr(ctypes.CDLL(None), "mallopt", None)  # not in other C libraries
-    if set_limit is not None:
-        set_limit(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-        set_limit(_M_MMAP_THRESHOLD, _OWN_PAGES_BYTES)
+    bytearray(_LARGE_BYTES)  # freed at once
