@@ -5,7 +5,8 @@
 One topic on Apache Kafka 4.3.1 is archived in all formats, and `logmirror broker` mounts each
 archive. kcat reads the topic from each, twice: a mounted broker is new in each round, so its first
 read converts what is not served as it is. Then `logmirror run` and a tuned MirrorMaker 2 copy it
-from the mounted archive into another Apache Kafka. The contestants take turns in each round.
+from the mounted archive into another Apache Kafka. The contestants take turns in each round. The
+page cache is full of other files, as on a machine that has run for some time.
 Prints one JSON object; the result of each run is printed to stderr at once.
 """
 
@@ -29,7 +30,7 @@ from clusters import Cluster, Shape, fill  # noqa: E402  # as above
 from forward import plain_loop  # noqa: E402  # as above
 from mirrormaker import mirrormaker  # noqa: E402  # as above
 from ours import command, logmirror  # noqa: E402  # as above
-from reading import TO_THE_END  # noqa: E402  # as above
+from reading import TO_THE_END, fill_page_cache  # noqa: E402  # as above
 from rounds import compete, medians, one_run, ratio  # noqa: E402  # as above
 
 from kit.judges.clients import kcat  # noqa: E402  # as above
@@ -150,6 +151,7 @@ def main() -> None:
             source.start()
             fill(source, shape)
             archive(source, shape, folder)
+            fill_page_cache(folder)
             served = serve(source, shape, folder, options.rounds)
             restored = restore(source, shape, folder, options.rounds)
         finally:
