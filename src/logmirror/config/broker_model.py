@@ -100,7 +100,8 @@ class BrokerModel(Model):
 
     log_dir: _Several
     """Directory of the topics, or a list of them. A new partition goes to the directory with the
-    fewest partitions. Or `s3://BUCKET/PREFIX`, alone."""
+    fewest partitions. One of them may be `s3://BUCKET/PREFIX`, which gets none if others are on
+    disks."""
 
     work_dir: _File = None
     """Directory for copies of what is in the bucket; by default a temporary one."""

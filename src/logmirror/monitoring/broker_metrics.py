@@ -166,8 +166,8 @@ COPIES_HITS: Final = _metric(
     "local_copies_hits_total",
     "counter",
     "reads",
-    "Reads of a segment whose copy was here. The hit ratio is this rate, divided by the sum of "
-    "this rate and that of the misses.",
+    "Reads of a segment whose copy was here, also those behind the one that fetched it. The hit "
+    "ratio is this rate, divided by the sum of this rate and that of the misses.",
     COPIES,
 )
 COPIES_MISSES: Final = _metric(
