@@ -13,10 +13,10 @@ again: half of the CPU time of a rebalance of 1,000 groups, in pauses of up to 0
 
 _LARGE_BYTES: Final = 4 * 1024 * 1024
 """The GNU C library keeps free memory up to twice the size of the largest block that was freed so
-far (mallopt(3), `M_MMAP_THRESHOLD`). Pieces for consumers have 512 KiB. With 1 MiB to keep, a broker
-gave back and took new pages for each of them: 0.7 CPU-s for each GB that it sent, not 0.25. After a
-block of this size it keeps 8 MiB, and more after a larger one. Fixed limits (`mallopt`) end this
-adaptation: reads from a bucket, of 8 MiB each, had half of the rate with limits of 2 and 16 MiB."""
+far (mallopt(3), `M_MMAP_THRESHOLD`). Pieces for consumers have 512 KiB. With 1 MiB to keep, a
+broker gave back and took new pages for each of them: 0.7 CPU-s for each GB that it sent, not 0.25.
+After a block of this size it keeps 8 MiB, and more after a larger one. Fixed limits (`mallopt`) end
+this adaptation: reads from a bucket, of 8 MiB each, had half of the rate with 2 and 16 MiB."""
 
 
 def keep_memory() -> None:
