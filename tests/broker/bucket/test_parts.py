@@ -161,7 +161,8 @@ def test_a_consumer_that_begins_at_its_start_finds_the_rest_soon(tmp_path):
 def test_an_index_is_only_a_copy(tmp_path, what):
     async def act(cold: Cold) -> None:
         name = f"{INDEXES}/{object_name(FOLDER, 0, BATCHES)}"
-        index = decode(cold.store.objects[name])
+        whole = cold.store.objects[name]
+        index = decode(whole)
         if what == "other index":
             index.positions[40] += 1
             index.positions[41] += 1
@@ -177,6 +178,12 @@ def test_an_index_is_only_a_copy(tmp_path, what):
         start = cold.bounds[offset][0]
         assert found == cold.content[start : start + len(found)]
         assert cold.is_here()
+        if what == "no index":
+            wait_until(lambda: name in cold.store.objects, what=lambda: "the index")
+            assert cold.store.objects[name] == whole
+            cold.forget()
+            cold.read(offset, 200_000)
+            assert not cold.is_here()  # a part is enough again
 
     run(tmp_path, act)
 

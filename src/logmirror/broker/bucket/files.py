@@ -23,6 +23,7 @@ from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import LogmirrorError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from logmirror.broker.log.segment import Segment, SparseIndex
@@ -49,6 +50,8 @@ class BucketDisk(Disk):
         hits: Reads of files that were here.
         misses: Files that were not, and were fetched, or a part of them.
         fetched_bytes: The bytes of those.
+        when_without_index: Called with the folder, the name of a segment whose index is missing in
+            the bucket, and its file. In any thread.
     """
 
     def __init__(self, store: BlobStore, *, cache_bytes: int, max_files: int | None = None) -> None:
@@ -62,6 +65,7 @@ class BucketDisk(Disk):
         self._read_at_ms: OrderedDict[Path, int] = OrderedDict()
         self.held_bytes = 0
         self.hits = self.misses = self.fetched_bytes = 0
+        self.when_without_index: Callable[[Path, str, OpenFile], None] = lambda *_: None
 
     def connect(self, folder: Path, in_bucket: str) -> None:
         """Fetch the missing files of a partition's folder from a folder of the bucket."""
@@ -186,6 +190,10 @@ class BucketDisk(Disk):
         self.misses += 1
         self.fetched_bytes += size
         self.keep(path, size)
+        name = self._name(path)
+        if name in self._parts.without_index:
+            self._parts.without_index.discard(name)
+            self.when_without_index(path.parent, name, file)
         return file
 
 

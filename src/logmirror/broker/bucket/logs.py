@@ -23,6 +23,7 @@ from logmirror.broker.bucket.database_shipping import (
 )
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.heartbeats import Heart
+from logmirror.broker.bucket.index_uploads import IndexUploads
 from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.opening import Opening
 from logmirror.broker.bucket.parts import create_index, delete_object
@@ -123,6 +124,8 @@ class BucketLogs:
         self._topic_keys: dict[PartitionLog, Key] = {}
         self._by_key: dict[Key, PartitionLog] = {}
         self._in_bucket: dict[PartitionLog, str] = {}
+        self._indexes = IndexUploads(store, self._uploads, self._keys)
+        self.disk.when_without_index = self._indexes.again
         self._opening = Opening(store, self.disk, writer, self._recovered)
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
         self._removable: deque[int] = deque()
@@ -283,7 +286,7 @@ class BucketLogs:
                 upload(self._store, in_bucket, first, after, pieces_of(path), producers)
                 if segment.size_bytes >= INDEXED_BYTES:
                     found = index or segment.indexed(self.disk.open_for_reading(path))
-                    create_index(self._store, f"{in_bucket}/{path.name}", found)
+                    self._indexes.submit(key, f"{in_bucket}/{path.name}", segment, found)
                 self.sealed_objects += 1
                 self.sealed_bytes += segment.size_bytes
                 self.disk.keep(path, segment.size_bytes)

@@ -3,8 +3,9 @@
     .logmirror/broker/indexes/<topic>@<topic ID>/<partition>/<name>   the sparse index of a segment
 
 - P1 An index is created behind its object, and deleted before it. It is only a copy: without it, or
-  if it is damaged, the whole segment is fetched. One that a paused owner creates late stays until
-  the topic is deleted.
+  if it is damaged, the whole segment is fetched. A missing one is created then. While indexes
+  cannot be created, nothing waits for them. One that a paused owner creates late stays until the
+  topic is deleted.
 - P2 What an index says is compared with the batches: a part is used if they are whole, unchanged
   and have the offsets of the index. Otherwise the whole segment is fetched and checked, so that
   damage is reported as always.
@@ -104,10 +105,14 @@ class Parts:
 
     Args:
         store: The log dir.
+
+    Attributes:
+        without_index: Names of objects whose index was missing.
     """
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store
+        self.without_index: set[str] = set()
         self._lock = threading.Lock()
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
         self._entries = 0
@@ -147,7 +152,11 @@ class Parts:
             if found is not None:
                 self._indexes.move_to_end(name)
                 return found
-        found = decode(self._store.read(f"{INDEXES}/{name}"))
+        try:
+            found = decode(self._store.read(f"{INDEXES}/{name}"))
+        except KeyError:
+            self.without_index.add(name)
+            raise
         with self._lock:
             if name not in self._indexes:
                 self._indexes[name] = found

@@ -1,0 +1,68 @@
+"""Creates the indexes of large segments behind their objects (P1 in `parts`).
+
+What fails is tried again, and what else is uploaded of the partition does not wait for it: an index
+is only a copy. A start, or many failures, may leave segments without one. Who reads such a segment
+fetches it as a whole, and then its index is created from that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logmirror.broker.bucket.parts import INDEXES, create_index
+from logmirror.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from logmirror.broker.bucket.chain import Key
+    from logmirror.broker.bucket.uploads import Uploads
+    from logmirror.broker.log.disk import OpenFile
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.log.segment import Segment, SparseIndex
+    from logmirror.stores.base import BlobStore
+
+
+class IndexUploads:
+    """Submits them to the thread of the uploads.
+
+    Args:
+        store: The log dir.
+        uploads: The thread.
+        keys: Those of the logs, which may change.
+    """
+
+    def __init__(
+        self, store: BlobStore, uploads: Uploads, keys: Mapping[PartitionLog, Key]
+    ) -> None:
+        self._store, self._uploads, self._keys = store, uploads, keys
+
+    def submit(self, key: Key, name: str, segment: Segment, index: SparseIndex) -> None:
+        """Create the index of an object that exists, soon.
+
+        While that fails, the last two of a partition wait, and earlier ones are left out.
+        """
+
+        def run() -> None:
+            if not segment.is_deleted:
+                create_index(self._store, name, index)
+
+        self._uploads.submit((INDEXES, *key), run, covers_earlier=True)
+
+    def again(self, folder: Path, name: str, file: OpenFile) -> None:
+        """Create an index that was missing when a segment was read. In any thread.
+
+        Args:
+            folder: The folder of the partition.
+            name: The object.
+            file: Its bytes.
+        """
+        file_name = name.rpartition("/")[2]
+        for log, key in tuple(self._keys.items()):
+            for segment in tuple(log.segments) if log.folder == folder else ():
+                if segment.path.name == file_name:
+                    try:
+                        self.submit(key, name, segment, segment.indexed(file))
+                    except CorruptionError:
+                        return  # the check of the segment reports it
