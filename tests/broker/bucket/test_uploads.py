@@ -77,6 +77,21 @@ def test_nothing_of_a_partition_is_done_behind_one_that_cannot_be(thread, error)
     assert bucket.done == ["b1"]
 
 
+@pytest.mark.parametrize("error", [CorruptionError("other content"), OSError("not fetched")])
+def test_one_that_fails_alone_ends_nothing_behind_it(thread, error):
+    bucket, hold = Bucket(), threading.Event()
+    bucket.refused["a1"] = error
+    thread.submit("b", lambda: hold.wait(WAIT_S) or None)
+    first = thread.submit("a", bucket.work("a1"), fails_alone=True)
+    second = thread.submit("a", bucket.work("a2"), fails_alone=True)
+    hold.set()
+    with pytest.raises(type(error)):
+        first.result(WAIT_S)
+    second.result(WAIT_S)
+    thread.submit("a", bucket.work("a3"), fails_alone=True).result(WAIT_S)
+    assert bucket.done == ["a2", "a3"]
+
+
 def test_one_that_covers_earlier_ones_replaces_them(thread):
     bucket, hold = Bucket(), threading.Event()
     thread.submit("a", lambda: hold.wait(WAIT_S) or None)

@@ -145,9 +145,15 @@ class BucketLogs:
         return list(self._keys)
 
     def restored(self, path: Path) -> DatabaseShipping:
-        """Write a database as the chain has it; returns where its changes go."""
+        """Write a database as the chain has it; returns where its changes go.
+
+        Raises:
+            FencedError: Another owner has taken over, and has removed parts of it meanwhile.
+            CorruptionError: A change cannot be applied.
+        """
         name = path.stem
-        restore(path, self._recovered.databases[name])
+        with self._owner.opening():
+            restore(path, self._recovered.databases[name])
         return DatabaseShipping(self.journal, name)
 
     @property
@@ -424,11 +430,12 @@ class BucketLogs:
         return log in self._keys
 
     def submit_replacement(self, log: PartitionLog, work: Callable[[], Any]) -> Future[Any]:
-        """Do work on objects that replace others of a log; repeated until it succeeds.
+        """Do work on objects that replace others of a log; repeated while the bucket is away.
 
-        Its failure ends no upload of the log.
+        Its failure ends no upload of the log, and no later replacement: a segment that could not
+        be fetched may be there the next time.
         """
-        return self._uploads.submit(("merge", *self._keys[log]), work)
+        return self._uploads.submit(("merge", *self._keys[log]), work, fails_alone=True)
 
     def create_replacement(
         self, log: PartitionLog, first: int, after: int, path: Path, version: str = ""

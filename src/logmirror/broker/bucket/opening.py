@@ -79,7 +79,13 @@ class Opening:
         self._listed: dict[Key, _Listed | LogmirrorError] = {}
 
     def list_all(self, partitions: Sequence[tuple[TopicRow, int]]) -> None:
-        """List the objects of partitions, many at a time."""
+        """List the objects of partitions, many at a time.
+
+        Raises:
+            FencedError: Another owner has taken over, and something would be deleted. It may be
+                what that one has made, and what this one knows no row of.
+            UnavailableError: It is not known whether one has.
+        """
         topics: dict[str, list[str]] = {}
         for row, number in partitions:
             topic, _, partition = folder_at(row.residence(number)).rpartition("/")
@@ -91,6 +97,8 @@ class Opening:
             found = readers.map(lambda one: self._list(one[0], one[1], sizes), partitions)
             for (row, number), listed in zip(partitions, found, strict=True):
                 self._listed[row.residence(number).key] = listed
+        if any(isinstance(one, _Listed) and one.deleted for one in self._listed.values()):
+            self._owner.check()
 
     def _sizes(self, topic: str, partitions: list[str]) -> dict[str, dict[str, int]]:
         """List small partitions of a topic with few requests; returns those that are complete."""

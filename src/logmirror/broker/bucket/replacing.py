@@ -6,7 +6,8 @@
 - R1 A compacted object has a version in its name, 16 random hexadecimal digits. So no two have the
   same name, and none has that of a segment (K6 in `chain`).
 - R2 The database has a row for each that counts. So a former owner can make none count. A start
-  deletes those without a row, and all others whose offsets overlap those of a row.
+  deletes those without a row, and all others whose offsets overlap those of a row. After its
+  listings it checks that no other owner has taken over, whose rows it would not know.
 - R3 The next one is created when the row of the one before is in the chain. So a null value is not
   removed before the older values of its key.
 - R4 Segments are merged (`tiling`) only behind the last one with a version, and not during a pass:

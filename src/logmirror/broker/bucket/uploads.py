@@ -5,7 +5,7 @@
 Nothing depends on when that is: a segment's commits stay until its object exists. So what fails is
 tried again, less and less often, and what is behind it of the same partition waits: only then are
 the objects of a partition one chain. Other partitions do not wait for it. What cannot be done at
-all fails what is behind it too, until the next start.
+all fails what is behind it too, until the next start; unless it was submitted to fail alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logmirror.clock import SYSTEM_CLOCK, jittered_ms
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
@@ -28,11 +28,19 @@ _FIRST_PAUSE_MS: Final = 1_000.0
 _LONGEST_PAUSE_MS: Final = 30_000.0
 
 
+class _Work(NamedTuple):
+    """Something to be done."""
+
+    call: Callable[[], Any]
+    done: Future[Any]
+    fails_alone: bool
+
+
 @dataclass(slots=True)
 class _Queue:
     """What is to be done for a partition."""
 
-    works: deque[tuple[Callable[[], Any], Future[Any]]] = field(default_factory=deque)
+    works: deque[_Work] = field(default_factory=deque)
     due_ms: float = 0
     pause_ms: float = _FIRST_PAUSE_MS
 
@@ -49,7 +57,12 @@ class Uploads:
         self._thread.start()
 
     def submit(
-        self, key: Hashable, work: Callable[[], Any], *, covers_earlier: bool = False
+        self,
+        key: Hashable,
+        work: Callable[[], Any],
+        *,
+        covers_earlier: bool = False,
+        fails_alone: bool = False,
     ) -> Future[Any]:
         """Do something after what was submitted before under the same key.
 
@@ -57,6 +70,7 @@ class Uploads:
             key: The partition, or what else it belongs to.
             work: May be called several times, until it succeeds.
             covers_earlier: It does what earlier ones under this key had to do.
+            fails_alone: What is behind it does not need it, and is done also if it cannot be done.
 
         Returns:
             A future of what it returns, however often it is tried; or of
@@ -70,8 +84,8 @@ class Uploads:
                 return done
             works = self._queues.setdefault(key, _Queue()).works
             if covers_earlier and len(works) > 1:
-                _end(works.pop()[1], None)
-            works.append((work, done))
+                _end(works.pop().done, None)
+            works.append(_Work(work, done, fails_alone))
             self._changed.notify()
         return done
 
@@ -80,8 +94,8 @@ class Uploads:
         with self._changed:
             dropped = [self._queues.pop(key) for key in tuple(self._queues) if matches(key)]
         for queue in dropped:
-            for _, done in queue.works:
-                _end(done, None)
+            for work in queue.works:
+                _end(work.done, None)
 
     def close(self, timeout_s: float) -> None:
         """End the thread; waits for the request in progress, up to a limit."""
@@ -90,24 +104,24 @@ class Uploads:
             queues, self._queues = self._queues, {}
             self._changed.notify()
         for queue in queues.values():
-            for _, done in queue.works:
-                _end(done, _stopping())
+            for work in queue.works:
+                _end(work.done, _stopping())
         self._thread.join(timeout_s)
 
     # The thread
 
     def _run(self) -> None:
         while (found := self._next()) is not None:
-            key, queue, work, done = found
+            key, queue, work = found
             try:
-                result = work()
+                result = work.call()
             except Exception as error:  # noqa: BLE001  # also of the local disk
-                self._failed(key, queue, error)
+                self._failed(key, queue, work, error)
             else:
                 self._finished(key, queue)
-                _end(done, None, result)
+                _end(work.done, None, result)
 
-    def _next(self) -> tuple[Hashable, _Queue, Callable[[], Any], Future[Any]] | None:
+    def _next(self) -> tuple[Hashable, _Queue, _Work] | None:
         """Wait for something that is due; None: the broker stops."""
         with self._changed:
             while not self._is_closing:
@@ -120,7 +134,7 @@ class Uploads:
                 else:
                     queue = self._queues.pop(key)
                     self._queues[key] = queue  # behind the others that are due
-                    return (key, queue, *queue.works[0])
+                    return key, queue, queue.works[0]
         return None
 
     def _finished(self, key: Hashable, queue: _Queue) -> None:
@@ -132,11 +146,15 @@ class Uploads:
             if not queue.works:
                 del self._queues[key]
 
-    def _failed(self, key: Hashable, queue: _Queue, error: Exception) -> None:
+    def _failed(self, key: Hashable, queue: _Queue, work: _Work, error: Exception) -> None:
         if self._queues.get(key) is not queue:
             return  # dropped meanwhile, as its files may be
         if isinstance(error, CorruptionError) or not isinstance(error, LogmirrorError):
-            self._give_up(key, queue, error)
+            if work.fails_alone:
+                self._finished(key, queue)
+                _end(work.done, error)
+            else:
+                self._give_up(key, queue, error)
             return
         with self._changed:
             if queue.pause_ms == _FIRST_PAUSE_MS:
@@ -153,8 +171,8 @@ class Uploads:
             if self._queues.get(key) is queue:
                 del self._queues[key]
                 self._failures[key] = error
-        for _, done in queue.works:
-            _end(done, error)
+        for work in queue.works:
+            _end(work.done, error)
 
 
 def _end(done: Future[Any], error: Exception | None, result: object = None) -> None:
