@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -15,7 +17,6 @@ from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     from kit.servers.s3 import S3Server
 
@@ -54,6 +55,17 @@ def _proxied(server: S3Server, folder: Path, **options: object) -> Iterator[Prox
         with EmbeddedBroker(folder, bucket=place, **options) as broker:
             yield Proxied(broker, proxy)
             proxy.spoil()
+
+
+_MEMORY = "/dev/shm"  # a new folder is created there
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory, where Linux has it: simulated owners make thousands of small files."""
+    place = _MEMORY if Path(_MEMORY).is_dir() else None
+    with tempfile.TemporaryDirectory(dir=place) as found:
+        yield Path(found)
 
 
 @pytest.fixture
