@@ -1,7 +1,8 @@
 """Goal: compaction in a bucket loses nothing that counts, and nothing that it removed comes back.
 
 Method: the parts of a broker on a store in memory, for what can happen between two of its steps;
-then a real broker on a real S3 server, which is killed at each step. `test_simulated` has the rest.
+then a real broker on a real S3 server, which is killed at each step. `test_simulated` and
+`test_pairs` have the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Nothing acknowledged is lost, repeated or changed, whatever fails and in which order."""
+"""Nothing acknowledged is lost, repeated or changed, whatever fails and in which order.
+
+Seeds draw crashes, faults and turns of reduced owners. `test_pairs` enumerates crash points and
+faults of whole ones, and `test_watched_owners` draws them.
+"""
 
 from __future__ import annotations
 
@@ -150,6 +154,14 @@ def test_sources_that_are_preferred_to_the_merged_object_are_found(tmp_path, mon
 
     monkeypatch.setattr("logmirror.broker.bucket.sealed_objects.tiled", smallest)
     assert found_by(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bug", "problem"), [("switched late", ", not ["), ("reported early", "A16")]
+)
+def test_what_readers_notice_is_found(tmp_path, bug, problem):
+    """A last owner finds everything."""
+    assert any(problem in one for one in found_by(tmp_path, bug=bug))
 
 
 def test_objects_without_a_cut_in_the_chain_are_found(tmp_path):

@@ -3,7 +3,8 @@ last one. The chain, the journal, the recovery and the objects are the product's
 
 An owner keeps records of `PARTITIONS` partitions in memory, commits, seals, merges, compacts and
 deletes them. What a compaction removes is drawn, too. The judge compares what was acknowledged, and
-not removed, with what a last owner finds: what was removed must not come back either.
+not removed, with what a last owner finds: what was removed must not come back either. Readers read
+from each owner at every turn. Crashes and faults are drawn here; `bucket_plans` enumerates them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import uuid
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
-from kit.runs.bucket_judge import REMOVED, Judge
+from kit.runs.bucket_calls import Crashed, Stored
+from kit.runs.bucket_judge import REMOVED, Judge, Readers
+from kit.runs.bucket_turns import OwnStore, Turns
 from logmirror.archive.chain import ArchiveObject
 from logmirror.archive.cover import cells
 from logmirror.broker.bucket import bundles
@@ -43,68 +46,6 @@ _RECORD: Final = len(REMOVED)
 STEPS: Final = 60
 
 
-class Crashed(BaseException):
-    """The process of an owner ended."""
-
-
-class Turns:
-    """Lets one owner run at a time, up to its next request."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.streak = chance.choice([0, 0.8, 0.98])
-        """Probability that the same owner continues while the others are paused."""
-
-        self._main = threading.Semaphore(0)
-        self.owners: list[Owner] = []
-
-    def run(self) -> None:
-        """Run all owners to their ends."""
-        one = None
-        while live := [one for one in self.owners if not one.is_over]:
-            if one not in live or self.chance.random() >= self.streak:
-                one = self.chance.choice(live)
-            one.turn.release()
-            self._main.acquire()
-
-    def wait(self, owner: Owner) -> None:
-        """Let others run."""
-        self._main.release()
-        owner.turn.acquire()
-
-    def end(self) -> None:
-        """An owner's thread ends."""
-        self._main.release()
-
-
-class OwnStore:
-    """The store, as one owner reaches it."""
-
-    def __init__(self, owner: Owner, store: MemoryStore) -> None:
-        self._owner, self._store = owner, store
-
-    def __getattr__(self, operation: str) -> Any:
-        real = getattr(self._store, operation)
-        if operation in {"stage", "discard"}:
-            return real
-
-        def call(*args: Any, **more: Any) -> Any:
-            if threading.current_thread() is not self._owner.thread:
-                return real(*args, **more)
-            fault = self._owner.before_request()
-            if fault == "before":
-                raise UnavailableError("not sent")
-            found = real(*args, **more)
-            if operation == "names":
-                found = iter(list(found))
-            self._owner.after_request()
-            if fault == "after" and operation in {"create", "publish", "delete"}:
-                raise OutcomeUnknownError("lost")
-            return found
-
-        return call
-
-
 class Owner:
     """A broker on the bucket, reduced to what it does to the bucket."""
 
@@ -119,6 +60,8 @@ class Owner:
         self.end: BaseException | None = None
         self.failure: BaseException | None = None
         self.ends = [0] * PARTITIONS
+        self.acked_ends = [0] * PARTITIONS
+        self.is_open = False
         self.parts: list[list[tuple[int, bytes]]] = [[] for _ in range(PARTITIONS)]
         self.firsts = [0] * PARTITIONS
         self.starts = [0] * PARTITIONS
@@ -144,7 +87,7 @@ class Owner:
         except BaseException as error:  # noqa: BLE001  # reported by the judge
             self.failure = error
         finally:
-            self.is_over = True
+            self.is_over, self.is_open = True, False
             self.world.turns.end()
 
     def _until_done(self, call: Callable[[], Any]) -> Any:
@@ -190,6 +133,8 @@ class Owner:
                 self._count(rest.decode())
         for number in range(PARTITIONS):
             self._open_partition(number, found)
+        self.acked_ends = list(self.ends)
+        self.is_open = True
 
     def _count(self, text: str) -> None:
         """Apply a row, as `MetadataStore.add_compacted` does."""
@@ -236,6 +181,10 @@ class Owner:
         for at in range(0, len(body), _RECORD):
             self.parts[number].append((first + at // _RECORD, body[at : at + _RECORD]))
 
+    def folder_of(self, number: int) -> str:
+        """The folder of a partition's objects."""
+        return folder_of("t", TOPIC, number)
+
     def _body(self, number: int, first: int, after: int) -> bytes:
         return b"".join(value for offset, value in self.parts[number] if first <= offset < after)
 
@@ -274,10 +223,13 @@ class Owner:
                 entries.append(Entry(Kind.CUT, TOPIC.bytes, number, *bounds))
         if self.world.bug == "cut late":
             entries = [entry for entry in entries if entry.kind != Kind.CUT]
+        if self.world.bug == "reported early":
+            self.acked_ends = list(self.ends)
         self._commit_all(entries)
         self._bundle_due()
         for number, offset, value in acks:
             self.world.acked[number, offset] = value
+        self.acked_ends = list(self.ends)
 
     def _seal(self) -> None:
         number = self._chance.randrange(PARTITIONS)
@@ -339,7 +291,7 @@ class Owner:
         steps: list[Callable[[], object]] = [
             lambda: self._until_done(lambda: create_object(self.store, folder, first, end, [body])),
             lambda: self._commit_all([Entry(Kind.MERGED, TOPIC.bytes, number, first, end)]),
-            lambda: self._delete_all(folder, old),
+            lambda: self._replace(number, old, new),
         ]
         if self.world.bug == "merged without a commit":
             del steps[1]
@@ -348,7 +300,6 @@ class Owner:
         for step in steps:
             step()
         self.world.merged += 1
-        self.sealed[number] = sorted([*(one for one in held if one not in old), new])
 
     def _compact(self) -> None:
         number = self._chance.randrange(PARTITIONS)
@@ -372,7 +323,7 @@ class Owner:
                 lambda: create_object(self.store, folder, first, end, [body], version=version)
             ),
             lambda: self._change(row),
-            lambda: self._delete_all(folder, old),
+            lambda: self._replace(number, old, new),
         ]
         if bug == "row first":
             steps[0], steps[1] = steps[1], steps[0]
@@ -386,7 +337,14 @@ class Owner:
         self.world.compacted += 1
         self._count(row.partition(b":")[2].decode())
         self.parts[number] = kept
-        self.sealed[number] = sorted([*(one for one in held if one not in old), new])
+
+    def _replace(self, number: int, old: list[Compacted], new: Compacted) -> None:
+        """Switch the log over, then delete the objects of the old segments."""
+        if self.world.bug == "switched late":
+            self._delete_all(self.folder_of(number), old)
+        kept = [one for one in self.sealed[number] if one not in old]
+        self.sealed[number] = sorted([*kept, new])
+        self._delete_all(self.folder_of(number), old)
 
     def _delete_all(self, folder: str, old: list[Compacted]) -> None:
         for one in old:
@@ -422,6 +380,7 @@ class Owner:
         number = self._chance.randrange(PARTITIONS)
         if len(self.sealed[number]) > 1:
             end = self.sealed[number][0].next
+            self.world.readers.watch.requested(number, end)
             self._change(b"start:%d:%d" % (number, end))
             self.starts[number] = max(self.starts[number], end)
             self.world.starts[number] = max(self.world.starts[number], end)
@@ -448,6 +407,9 @@ class World:
         self.removed: set[tuple[int, int]] = set()
         """Those of compactions that ended."""
 
+        self.stored, self.object_changes = Stored(), 0
+        self.readers = Readers(self)
+        self.turns.when_paused = self.readers.read_all
         self._values = self._changes = self._versions = self.merged = self.compacted = 0
         self._owners = owners
         self.problems: list[str] = []
@@ -480,7 +442,8 @@ class World:
             last.open()
         except LogmirrorError as error:
             return [*self.problems, f"cannot be opened: {error!r}"]
-        return [*self.problems, *Judge(self, last).problems()]
+        self.readers.read_from(last)
+        return [*self.problems, *self.readers.problems(last), *Judge(self, last).problems()]
 
     def _folder(self, number: int) -> Path:
         folder = self.spool / str(number)
