@@ -175,6 +175,7 @@ def test_every_crash_point_is_reached_somewhere_and_no_other() -> None:
         *failpoints.SNAPSHOT_POINTS,
         *failpoints.TAKEOVER_POINTS,
         *failpoints.MOVE_POINTS,
+        *failpoints.COPY_POINTS,
         *failpoints.PLACE_POINTS,
         *failpoints.BUCKET_POINTS,
         *failpoints.MERGE_POINTS,

@@ -99,6 +99,14 @@ MOVE_POINTS: Final = (
 )
 """The same for moves between log directories."""
 
+COPY_POINTS: Final = (
+    "move.torn",  # broker: a copy ends within a batch
+    "move.emptied",  # broker: one more file removed that an earlier start has not completed
+    "move.dropped",  # broker: one more segment removed from a copy, which the log has no more
+    "move.removed",  # broker: one more file removed of a folder that is no partition's any more
+)
+"""The same within the steps of such a move."""
+
 PLACE_POINTS: Final = (
     "move.arrived",  # broker: all durable in the new place, row of the residence not changed
     "move.placed",  # broker: that row says that the partition is in the new place
@@ -145,6 +153,11 @@ def reach(point: str) -> None:
     _reached[point] = _reached.get(point, 0) + 1
     if _reached[point] == int(nth or 1):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_wanted(point: str) -> bool:
+    """Whether the environment variable names this point, for what is one call without it."""
+    return os.environ.get(VARIABLE, "").partition("#")[0] == point
 
 
 @contextlib.contextmanager

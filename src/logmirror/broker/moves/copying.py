@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import xxhash
 
+from logmirror import failpoints
 from logmirror.broker.log.batch_scan import Seen, scan
 from logmirror.broker.log.file_names import open_path, sealed_name, sealed_path
 from logmirror.errors import CorruptionError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment
 
 _READ_BYTES: Final = 1024 * 1024
+_TORN_BYTES: Final = 20
+"""Less than any batch."""
+
 PART: Final = ".part"
 """At the end of the name of an incomplete copy."""
 
@@ -37,6 +41,10 @@ class _Copying(Seen):
 
     def passed(self, data: memoryview) -> None:
         self.digest.update(data)
+        if data and failpoints.is_wanted("move.torn"):
+            self._disk.append(self._out, data[:-_TORN_BYTES])
+            failpoints.reach("move.torn")
+            data = data[-_TORN_BYTES:]
         self._disk.append(self._out, data)
 
 

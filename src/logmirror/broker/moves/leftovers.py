@@ -108,7 +108,7 @@ class Leftovers:
         for old in found:
             finish_swap(self._disk, old, new, move.nonce)
         self.ended.append((move.topic_id, move.partition))
-        self.folders.append(mark_of(new, move.nonce))
+        self._disk.unlink(mark_of(new, move.nonce))
 
     def _finish_into_bucket(
         self, move: MoveRow, target: Path, found: list[Path], topic: str, *, is_in_bucket: bool

@@ -241,6 +241,7 @@ def prepare(disk: Disk, move: Move) -> None:
     for path in future.iterdir():
         if path.name.startswith("."):
             disk.unlink(path)
+            failpoints.reach("move.emptied")
         else:
             move.names.add(path.name)
     disk.write_synced(mark_of(future, move.nonce), [])
@@ -280,6 +281,7 @@ def make_durable(
     for path in future.iterdir():
         if path.name not in kept:
             disk.unlink(path)
+            failpoints.reach("move.dropped")
     if snapshot is not None:
         disk.write_synced(snapshot[0], [snapshot[1]])
     if copy is not None:
@@ -316,6 +318,7 @@ def remove_folder(path: Path) -> None:
     for left in reversed(range(_TRIES)):
         try:
             if path.is_dir():
+                _remove_files(path)
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
@@ -324,3 +327,10 @@ def remove_folder(path: Path) -> None:
                 raise
         else:
             return
+
+
+def _remove_files(folder: Path) -> None:
+    for path in folder.iterdir():
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            failpoints.reach("move.removed")

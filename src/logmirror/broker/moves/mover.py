@@ -378,7 +378,8 @@ class Moves:
                 _LOG.error("%s: the next start decides where it is", new)
                 return
             gone = await self._copier.in_thread(self._routes.of(move).finish, old, new, move.nonce)
-            await self._stored([], [move], is_done=True)
+            await self._copier.in_thread(self._disk.unlink, mark_of(new, move.nonce))
+            await self._stored([], [move], is_done=True)  # no start removes the mark afterwards
         except (LogmirrorError, OSError) as error:
             _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
             self.when_failed(error, old, new)
@@ -389,7 +390,6 @@ class Moves:
         failpoints.reach("move.done")
         if move.residence is not None:
             await self._copier.in_thread(self._routes.remove, move.residence)
-        await self._copier.in_thread(self._disk.unlink, mark_of(new, move.nonce))
         await self._remove_all([gone])
 
     # The end of a move
