@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from broker.bucket.test_faults import FAULTS, drawn
 from broker.moves.conftest import TwoDirs
+from broker.moves.test_empty_batches import test_e40_batches_without_records_are_copied
 from broker.moves.test_moves import (
     contents,
     lookups,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [  # the same tests, with `dirs` of this module
     "test_e35_records_that_are_deleted_during_a_move_stay_deleted",
     "test_e38_a_compacted_partition_keeps_its_gaps",
+    "test_e40_batches_without_records_are_copied",
     "test_e40_every_codec_and_batches_of_any_size_are_copied",
     "test_e51_producers_and_consumers_notice_nothing",
     "test_e53_a_transaction_and_sequences_survive_the_swap",

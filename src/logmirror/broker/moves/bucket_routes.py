@@ -132,7 +132,6 @@ class IntoBucket(_BucketRoute):
         for name in sorted(move.objects - current):
             delete_object(store, f"{folder}/{name}")
             move.objects.discard(name)  # if one of many fails, the others are not tried again
-            failpoints.reach("move.dropped")
         if whole.snapshot is not None:
             state = whole.snapshot.read_bytes()
             create_producers(store, folder, whole.sealed_end, state)
