@@ -1,14 +1,18 @@
 """Goal: the limit of moves holds, a change of it applies at once, and the lag shows what is left.
 
-Method: the limit on a clock of its own, and a real broker. Bounds are counts of bytes, which hold
-on a slow machine, too. The names of tests are those of the statements of moves.
+Method: the limit on a clock of its own, also with several moves; and a real broker. Bounds are
+counts of bytes, which hold on a slow machine, too. The names of tests are those of the statements
+of moves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import random
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -20,9 +24,11 @@ from kit.runs.commands import wait_until
 from logmirror.broker.moves.throttle import Throttle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Generator
 
 STEP_BYTES = 1_000_000
+DISK_BYTES_PER_S = 200_000_000
+AT_ONCE = 2
 BATCH_BYTES = 1_000
 """What a step copies at least."""
 
@@ -51,9 +57,10 @@ def test_e91_a_change_of_the_limit_applies_within_a_second(monkeypatch, before, 
     async def copy(until_ms: int) -> None:
         while clock.ms < until_ms:
             if await throttle.wait():
+                rate = throttle.rate
                 size = max(BATCH_BYTES, throttle.limit(STEP_BYTES))
                 clock.ms += 1
-                throttle.count(size)
+                throttle.count(size, rate)
                 copied.append((clock.ms, size))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
@@ -63,6 +70,88 @@ def test_e91_a_change_of_the_limit_applies_within_a_second(monkeypatch, before, 
     asyncio.run(copy(changed_ms + 1_000))
 
     assert least <= sum(size for at, size in copied if at > changed_ms) <= most
+
+
+class _Pause(NamedTuple):
+    """Seconds that a move sleeps, for `Turns`."""
+
+    duration_s: float
+
+    def __await__(self) -> Generator[float]:
+        yield self.duration_s
+
+
+class Turns:
+    """Moves behind one limit, on a simulated clock. Steps take time, and each is of random size.
+
+    Args:
+        seed: Determines the sizes.
+        moves: How many there are. They take turns for steps, of which two run at once.
+    """
+
+    def __init__(self, seed: int, moves: int) -> None:
+        self.clock, self.chance = SteppingClock(), random.Random(seed)
+        self.throttle = Throttle(self.clock)
+        self.copied: list[tuple[float, int]] = []
+        self.by_move = [0] * moves
+        self._turns = deque(range(moves))
+        works = [self._copy() for _ in range(min(moves, AT_ONCE))]
+        self._asleep: list[tuple[float, int, Coroutine[float, None, None]]] = [
+            (0.0, n, work) for n, work in enumerate(works)
+        ]
+
+    async def _copy(self) -> None:
+        while True:
+            move = self._turns.popleft()
+            if await self.throttle.wait():
+                rate, size = self.throttle.rate, 0
+                most = max(BATCH_BYTES, (4 * STEP_BYTES if rate is None else rate) // 50)
+                end = self.throttle.limit(4 * STEP_BYTES)
+                if self.chance.random() < 0.1:  # that of the segment
+                    end = self.chance.randint(1, end)
+                while size < end:  # whole batches
+                    size += self.chance.randint(1, most)
+                await _Pause(0.01 * self.chance.random() + size / DISK_BYTES_PER_S)
+                self.throttle.count(size, rate)
+                self.copied.append((self.clock.ms, size))
+                self.by_move[move] += size
+            self._turns.append(move)
+
+    def run(self, duration_s: float) -> None:
+        """Let the moves copy for some simulated time."""
+        end_ms = self.clock.ms + 1000 * duration_s
+        while self._asleep[0][0] <= end_ms:
+            self.clock.ms, number, work = heapq.heappop(self._asleep)
+            wakes_ms = self.clock.ms + 1000 * work.send(None)
+            heapq.heappush(self._asleep, (wakes_ms, number, work))
+        self.clock.ms = end_ms
+
+    def between(self, begin_ms: float, end_ms: float) -> int:
+        """Bytes that were copied in some time."""
+        return sum(size for at, size in self.copied if begin_ms < at <= end_ms)
+
+
+@pytest.mark.move("E90", "E91")
+@pytest.mark.parametrize("moves", [1, 2, 8])
+def test_e90_the_limit_holds_within_a_tenth_over_thirty_seconds(monkeypatch, moves):
+    """After each change: in the next second but one, and in any 30 s from then on."""
+    monkeypatch.setattr(asyncio, "sleep", _Pause)
+    for seed in range(20):
+        turns = Turns(seed, moves)
+        for _ in range(4):
+            turns.throttle.rate = turns.chance.choice([None, 0, 1, 30_000_000])
+            turns.run(turns.chance.random())
+            rate = round(10 ** turns.chance.uniform(4.5, 7.5))
+            changed_ms = turns.clock.ms
+            turns.throttle.rate = rate
+            turns.run(60)
+            second = turns.between(changed_ms + 1_000, changed_ms + 2_000)
+            assert abs(second - rate) < 0.3 * rate, (seed, rate)
+            for begins_s in range(1, 30):
+                begin_ms = changed_ms + 1_000 * begins_s
+                copied = turns.between(begin_ms, begin_ms + 30_000)
+                assert abs(copied - 30 * rate) < 0.1 * 30 * rate, (seed, rate)
+        assert min(turns.by_move) > 0.5 * max(turns.by_move)
 
 
 @pytest.mark.move("E91")

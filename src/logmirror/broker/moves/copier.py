@@ -197,9 +197,10 @@ class Copier:
         is_alone = self._is_alone()
         if not is_alone:
             await self._commits.pause(_FIRST_S)
+        rate = self._throttle.rate
         limit = self._throttle.limit(_STEP_BYTES if is_alone else _SHORT_STEP_BYTES)
         count = await self.in_thread(copy.append if is_alone else _step_of(copy), end, limit)
-        self._throttle.count(count)
+        self._throttle.count(count, rate)
         self._counts.copied_bytes += count
         move.position = copy.position
         move.next_offset = max(move.next_offset, copy.next_offset)

@@ -44,11 +44,17 @@ class Throttle:
         """Return how many bytes a step may copy, at most `most`."""
         return most if self._rate is None else max(1, min(most, self._rate // _CHUNKS_PER_S))
 
-    def count(self, size_bytes: int) -> None:
-        """Note what was copied."""
-        if self._rate is not None:
-            now_ms = self._clock.monotonic_ms()
-            takes_ms = 1000 * size_bytes / self._rate if self._rate else math.inf
+    def count(self, size_bytes: int, begun_at: int | None) -> None:
+        """Note what a step has copied.
+
+        Args:
+            size_bytes: How much.
+            begun_at: The rate when it began. If that was higher, or no limit, a change does not
+                hold up the next step until the new rate has made up for this one.
+        """
+        if self._rate is not None and begun_at is not None:
+            rate, now_ms = max(begun_at, self._rate), self._clock.monotonic_ms()
+            takes_ms = 1000 * size_bytes / rate if rate else math.inf
             self._free_ms = max(now_ms - _BURST_MS, self._free_ms) + takes_ms
 
     async def wait(self) -> bool:
