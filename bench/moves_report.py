@@ -19,7 +19,7 @@ BUCKET = (
 WAYS = ["", "MB/s", "producer before: p50, p99, highest ms", "during", "after"]
 WAYS += ["highest ms around the swap"]
 BEHIND = (
-    "A move behind a limit of 20 MB/s, in which records are deleted, and which continues without "
+    "A move behind a limit of 10 MB/s, in which records are deleted, and which continues without "
     "the limit after a `kill -9`:"
 )
 
@@ -41,7 +41,8 @@ def moves_section(found: dict) -> str:
         limited.append([title, *_limited(last)])
     moving = ["", "MB/s alone", "MB/s beside the producer", "producer before: p50, p99, highest ms"]
     moving += ["during the move", "beside a busy process", "highest ms around the swap"]
-    behind = ["", "rate, part of the limit", "DeleteRecords, ms", "complete after a kill -9, s"]
+    rate = "rate over 30 s, part of the limit"
+    behind = ["", rate, "DeleteRecords, ms", "complete after a kill -9, s"]
     return "\n\n".join(
         [
             "## Moves between log directories",
