@@ -1,7 +1,8 @@
 """Goal: the last steps of a move: a finished copy is verified, and no append keeps it from its end.
 
 Method: the real log and moves on a model of disks (`moving_log`), in which something happens just
-before one of these steps. The names of tests are those of the statements of moves.
+before one of these steps; and a broker, at random moments. The names of tests are those of the
+statements of moves.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.moves.test_moves import contents
+from broker.moves.test_requests import BATCH, NONE, fill
+from kit.judges.partition_client import Appended
 from kit.runs.moving_log import Life, Rows, check, prepare, run, until
+from kit.tiers import sized
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import PART, SegmentCopy
@@ -110,3 +116,22 @@ def append_and_be_silent(folder: Path, turns: int) -> bool:
     assert life.acked == life.log.log_end == 4
     shutil.rmtree(folder)
     return is_before[0]
+
+
+@pytest.mark.slow
+@pytest.mark.move("E59")
+def test_e59_an_append_at_any_moment_and_then_silence_complete_a_move_of_a_broker(dirs):
+    dirs.create("t")
+    fill(dirs, "t", 20)
+    chance, was_within = random.Random(59), list[bool]()
+    moves = sized(30, 60, 600)
+    with dirs.partition("t") as partition, dirs.client() as client:
+        for number in range(20, 20 + moves):
+            target = (dirs.b, dirs.a)[number % 2]
+            assert client.move_one("t", target) == NONE
+            time.sleep(chance.random() * chance.choice([0.005, 0.05]))
+            assert partition.produce(BATCH) == Appended(0, 100 * number)
+            was_within.append([*client.where("t")] != [str(target)])
+            dirs.wait_in("t", target)
+        assert was_within.count(True) > moves // 10
+        assert [offset for offset, _ in contents(partition)] == [*range(100 * (20 + moves))]

@@ -1,7 +1,7 @@
 """Goal: moves of many partitions are accepted at once, and take turns.
 
-Method: a broker with 10,000 partitions; and the real logs and moves of 21 partitions on a model of
-disks, a step at a time (`moving_log`).
+Method: a broker with 10,000 partitions; one with a large partition and 20 small ones; and the real
+logs and moves of as many on a model of disks, a step at a time (`moving_log`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.moves.test_moves import contents
+from broker.moves.test_requests import BATCH, fill
 from kit.runs.moving_log import KEY, Life, Rows, append, prepare, run, until
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
@@ -28,6 +30,9 @@ TIMEOUT_S = 10
 """How long `kafka-reassign-partitions` waits for a response by default."""
 
 ACTIVE, SMALL = 8, 20
+LARGE, EACH, LIMIT = 2_000, 30, 400_000
+"""Batches of the large partition in a broker, and of a small one; the limit there."""
+
 SEGMENTS, FEW = 150, 10
 """Of the large partition, and of a small one. A step copies one at most."""
 
@@ -82,6 +87,35 @@ def test_e49_a_large_partition_holds_up_no_small_ones(tmp_path, monkeypatch):
     assert len(moved) == len(logs)
     assert moved[-1] == "0"
     assert most == [ACTIVE]
+
+
+@pytest.mark.slow
+@pytest.mark.move("E49")
+def test_e49_small_partitions_are_moved_while_a_large_one_has_its_turns(dirs):
+    """In a broker, behind a limit: in a turn, a tenth of a second's bytes are copied."""
+    dirs.create("large", segment_bytes="1000000")
+    fill(dirs, "large", LARGE)
+    topics = [f"small-{number}" for number in range(SMALL)]
+    for topic in topics:
+        dirs.create(topic)
+        fill(dirs, topic, EACH)
+    dirs.limit(LIMIT)
+    with dirs.client() as client:
+        codes = client.move({dirs.b: dict.fromkeys(["large", *topics], (0,))})
+        assert set(codes.values()) == {0}
+        most = 0
+        while any([*client.where(topic)] != [str(dirs.b)] for topic in topics):
+            copies = list(dirs.b.glob("*/*-future"))
+            most = max(most, len(copies))
+        large = client.where("large")[str(dirs.b)]
+        assert large.is_future
+        assert 0 < large.size_bytes < LARGE * len(BATCH) / 2
+        assert 1 < most <= ACTIVE
+        dirs.limit(None)
+    for topic, count in (("large", LARGE), *((topic, EACH) for topic in topics)):
+        dirs.wait_in(topic, dirs.b)
+        with dirs.partition(topic) as partition:
+            assert [offset for offset, _ in contents(partition)] == [*range(100 * count)]
 
 
 def opened(life: Life, number: int) -> PartitionLog:
