@@ -114,6 +114,18 @@ def enumeration(folder: Path) -> Enumeration:
     return Enumeration(first, second)
 
 
+def test_the_same_plan_is_the_same_run(folder):
+    """Requests are numbered, so nothing may depend on the machine's clock."""
+    runs = []
+    for number in range(4):
+        before = history(folder / f"history-{number}")
+        plan = Plan(pause=30, faults={(FIRST, 20): LOST, (SECOND, 3): REFUSED})
+        world = World(folder / str(number), plan, before)
+        assert world.run() == []
+        runs.append((before.happened, world.bucket.happened))
+    assert all(run == runs[0] for run in runs)
+
+
 @pytest.mark.thinned
 @pytest.mark.timeout(sized(600, 600, 7_200))
 def test_every_crash_point_meets_every_fault_with_two_owners(folder):

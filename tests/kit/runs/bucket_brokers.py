@@ -235,6 +235,7 @@ class Owner:
             options, SimpleNamespace(of=lambda _: inline), bucket.disk, bucket
         )
         self.commits._ticker.cancel()  # noqa: SLF001  # steps do what it would
+        self.commits._interval_ms = 0  # noqa: SLF001  # nothing depends on the machine's clock
         self.topics = Topics(
             options, self.rows, inline, bucket.disk, self.cache, self.commits, bucket
         )
