@@ -406,3 +406,20 @@ def test_a_reader_of_a_replaced_segment_finishes_and_others_get_the_new_one(tmp_
     with pytest.raises(FileNotFoundError):
         log._cache.loaded(old)  # noqa: SLF001  # a fetch that waited for it
     assert [record.offset for record in _read(log)] == [2]
+
+
+def test_a_segment_that_is_sealed_with_more_records_during_a_pass_is_not_damaged(tmp_path):
+    log = _open(tmp_path / "t" / "0")
+    writer = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0}
+    _append(log, [(b"a", b"1"), (b"a", b"2")], transactional=True, **writer)
+    _roll(log)
+    _append(log, [(b"b", b"3")])
+    _flush(log)
+    plan = _plan(log)
+    _append(log, [(b"b", b"4")])
+    _roll(log)
+
+    cleaning = Cleaning(Disk(), plan)
+
+    assert not cleaning.prepare()  # the transaction is not decided in what was readable
+    assert cleaning.upto == 0
