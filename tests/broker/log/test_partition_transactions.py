@@ -266,6 +266,23 @@ def _with_magic(snapshot: bytes, magic: bytes) -> bytes:
     return magic + zlib.crc32(snapshot[8:]).to_bytes(4) + snapshot[8:]
 
 
+def test_a_transaction_outlives_the_loss_of_the_recorded_end(tmp_path):
+    """A power loss before the end of a new log is durable: its segments are no archive's."""
+    history = History(tmp_path / "t" / "0")
+    history.write(1)
+    for _ in range(20):
+        history.write(0, transactional=False)
+    _flush(history.log)
+    state = history.log.producers.to_bytes(0)
+
+    first = _open(history.log.folder)
+    second = _open(history.log.folder, first.durable_end())
+
+    assert len(second.segments) > 2
+    assert [log.last_stable_offset for log in (first, second)] == [0, 0]
+    assert second.producers.to_bytes(0) == state
+
+
 def test_transactions_of_an_archive_end_with_it(tmp_path, caplog):
     folder = tmp_path / "t" / "0"
     folder.mkdir(parents=True)

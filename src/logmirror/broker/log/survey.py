@@ -213,7 +213,9 @@ def _read_producers(
     for segment in found.sealed:
         if segment.first >= known_to:
             _read_sealed(found, folder, segment, disk, accept_loss=accept_loss)
-        if segment.next_offset == found.archive_end >= known_to:
+        # A snapshot at this end has only transactions that go on: of this broker, whose recorded
+        # end was lost with the power, so that its segments are taken for those of an archive.
+        if segment.next_offset == found.archive_end > known_to:
             _end_archive(found, folder)
     if found.sealed and known_to < found.sealed[-1].next_offset:
         found.snapshot_due = found.producers.to_bytes(found.sealed[-1].next_offset)
