@@ -213,8 +213,8 @@ def _read_producers(
     for segment in found.sealed:
         if segment.first >= known_to:
             _read_sealed(found, folder, segment, disk, accept_loss=accept_loss)
-        # A snapshot at this end has only transactions that go on: of this broker, whose recorded
-        # end was lost with the power, so that its segments are taken for those of an archive.
+        # A snapshot at this end has only transactions that are not over: of this broker, whose
+        # recorded end was lost with the power, so that its segments are taken for an archive's.
         if segment.next_offset == found.archive_end > known_to:
             _end_archive(found, folder)
     if found.sealed and known_to < found.sealed[-1].next_offset:
