@@ -105,7 +105,9 @@ class Copier:
                 if not await self._advance(move, copy, end):
                     await self.in_thread(copy.sync)
                 return False
-        return await route.quiet(move) and log.open_segment is tail
+        # Meanwhile others may have sealed a segment, or replaced one by a compacted one.
+        is_quiet = await route.quiet(move)
+        return is_quiet and log.open_segment is tail and _next_sealed(move) is None
 
     async def _copied_segment(self, move: Move) -> bool:
         """Copy some of a segment that is full; False: all are copied."""
