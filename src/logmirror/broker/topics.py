@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,7 @@ from logmirror.broker.changes import Changes, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.durable_ends import BackgroundFlush
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
-from logmirror.broker.moves.move import Move
+from logmirror.broker.moves.move import Move, remove_folder
 from logmirror.broker.partitions import Partitions
 from logmirror.broker.topic import RefusedTopicError, Topic, TopicDeletedError, check_name
 from logmirror.broker.topic_configs import TopicConfigs
@@ -112,9 +111,10 @@ class Topics:
 
         A partition that cannot be opened is offline; the others are not affected.
         """
-        for row in self._store.deleting():
-            self._remove_files(row, ())
         rows = self._store.topics()
+        names = {row.name for row in rows}
+        for row in self._store.deleting():
+            self._remove_files(row, (), is_free=row.name not in names)
         self._check_accepted(rows)
         self.partitions.begin(rows)
         for row in rows:
@@ -422,18 +422,40 @@ class Topics:
             raise
         _LOG.info("topic %s deleted", topic.name)
 
-    def _remove_files(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
+    def _remove_files(
+        self, row: TopicRow, logs: Sequence[PartitionLog], *, is_free: bool = True
+    ) -> None:
+        """Remove what a deleted topic has. Blocks.
+
+        The deletion is forgotten, in the end, when nothing is left on a disk.
+
+        Args:
+            row: The topic.
+            logs: Its logs, if they are open.
+            is_free: False: there is another topic of this name. It was created when no file of the
+                deleted one was left, so all files are its own.
+        """
         self._note_left(row, logs)
-        if self._bucket is not None:
-            here = [log for log in logs if self._bucket.is_open(log)]
-            self._bucket.delete_topic(row, here, lambda: self._forget(row))
-            self._remove_residences()
-        for folder in self.dirs.folders(row.name):
-            shutil.rmtree(folder)
-            self._disk.sync_folder(folder.parent)
-        self._note_left(row, logs)  # a directory may have failed meanwhile
+        folders = self.dirs.folders(row.name) if is_free else []
+        try:
+            self._remove_folders(one for one in folders if one.parent != self.dirs.work_dir)
+        except OSError:
+            self._left_behind.add(row.name)
+            raise
+        finally:
+            self._note_left(row, logs)  # a directory may have failed meanwhile
+            if self._bucket is not None:
+                here = [log for log in logs if self._bucket.is_open(log)]
+                self._bucket.delete_topic(row, here, lambda: self._forget(row))
+                self._remove_residences()
+        self._remove_folders(one for one in folders if one.parent == self.dirs.work_dir)
         if self._bucket is None and row.name not in self._left_behind:
             self._store.end_deletion(row.topic_id)
+
+    def _remove_folders(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            remove_folder(folder)  # a move may be removing what it has left in it
+            self._disk.sync_folder(folder.parent)
 
     def _note_left(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
         if any(log.folder.parent.parent in self.dirs.offline for log in logs):
