@@ -1,5 +1,5 @@
-"""Goal: no order of moves, failed requests, starts and power losses loses, repeats or revives a
-record, between disks and a bucket.
+"""Goal: no order of moves, transactions, compaction, deletion of the topic, failed requests, starts
+and power losses loses, repeats or revives a record, between disks and a bucket.
 
 Method: `placed_logs`. Planted faults show that it finds what it is for.
 """
@@ -12,20 +12,30 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from kit.fakes.places import FailingStore, Power
+from kit.runs import placed_logs
 from kit.runs.moving_log import until
-from kit.runs.placed_logs import PARTITIONS, Known, Life, World, place_of
+from kit.runs.placed_known import PLAIN, KnownTopic
+from kit.runs.placed_logs import Life, place_of
+from kit.runs.placed_world import World
 from kit.tiers import sized
+from logmirror.broker import metadata
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.log.group_commit import GroupCommit
+from logmirror.broker.log.outcomes import Outcomes
+from logmirror.broker.log.partition_transactions import PartitionTransactions
+from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.shadow import Shadow
-from logmirror.broker.moves import copier
+from logmirror.broker.metadata import MetadataStore
+from logmirror.broker.moves import bucket_routes, copier
 from logmirror.broker.moves.bucket_routes import IntoBucket, OutOfBucket
 from logmirror.broker.moves.move import MoveState
 from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import Residence
+from logmirror.broker.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +48,14 @@ pytestmark = [
 ]
 SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
+_DONE = {
+    "moved": 1,
+    "passes": 0.3,
+    "passes_beside": 0.05,
+    "deletions": 0.2,
+    "deletions_beside": 0.05,
+}
+"""What the lives count, and how often it is in a world at least."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,23 +71,26 @@ def _collected() -> Iterator[None]:
 @pytest.mark.timeout(sized(600, 1_200, 7_200))
 def test_e98_no_seed_loses_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(copier, "_ALONE_AFTER", 1)  # so that both kinds of steps occur
-    moved = lost = 0
-    ways = set()
+    done = dict.fromkeys(_DONE, 0)
+    lost, ways = 0, set()
     for seed in range(SEEDS):
         world = World(seed, tmp_path / str(seed))
         assert world.run() == [], f"seed {seed}"
-        moved += world.moved
+        for name in _DONE:
+            done[name] += sum(getattr(life, name) for life in world.lives)
         lost += sum(one.startswith("lost") for one in world.ended)
-        ways |= world.ways
+        ways |= {way for life in world.lives for way in life.ways}
     assert ways == {(a, b) for a in "abw" for b in "abw" if a != b}
-    assert moved > SEEDS
     assert lost > SEEDS / 2
+    for name, least in _DONE.items():
+        assert done[name] > SEEDS * least, name
 
 
-def found_by(tmp_path: Path) -> list[str]:
-    """What is wrong with the first seed that shows a planted fault."""
+def found_by(tmp_path: Path, *what: str) -> list[str]:
+    """What is wrong with the first seed that shows a planted fault; one of the words is in it."""
     for seed in range(_BUG_SEEDS):
         if problems := World(seed, tmp_path / str(seed)).run():
+            assert not what or any(one in problem for problem in problems for one in what), problems
             return problems
     return []
 
@@ -143,7 +164,7 @@ def test_a_copy_that_is_not_durable_is_found(tmp_path, monkeypatch):
 
 
 def test_a_bucket_that_keeps_what_has_left_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr("kit.runs.placed_logs._CLEAN_S", 2.0)
+    monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
     monkeypatch.setattr("logmirror.broker.topics.Topics.remove_residence", lambda *_: None)
     assert found_by(tmp_path)
 
@@ -163,11 +184,96 @@ def test_a_partition_that_begins_with_its_place_in_the_chain_of_before_is_found(
     assert found_by(tmp_path)
 
 
+def test_transactions_that_a_move_forgets_are_found(tmp_path, monkeypatch):
+    read = bucket_routes.read_producers
+
+    def forgetting(store: Any, folder: str, offset: int) -> bytes | None:
+        found = read(store, folder, offset)
+        if found is None:
+            return None
+        state = ProducerState.from_bytes(found, offset)
+        state.transactions = PartitionTransactions()
+        return state.to_bytes(offset)
+
+    monkeypatch.setattr(bucket_routes, "read_producers", forgetting)
+    assert found_by(tmp_path, "transactions")
+
+
+def test_aborted_records_that_count_as_the_newest_are_found(tmp_path, monkeypatch):
+    def none(_: Any, batches: Any) -> Any:
+        return np.zeros(len(batches), bool)
+
+    monkeypatch.setattr(Outcomes, "are_aborted", none)
+    assert found_by(tmp_path, "compacted to")
+
+
+def test_a_compacted_object_without_a_row_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(MetadataStore, "add_compacted", lambda *_: None)
+    assert found_by(tmp_path, "came back", "missing")
+
+
+def test_a_start_that_takes_the_files_of_a_topic_for_those_of_a_deleted_one_is_found(
+    tmp_path, monkeypatch
+):
+    remove = Topics._remove_files  # noqa: SLF001  # the planted fault
+
+    def all_of_the_name(self: Any, row: Any, logs: Any, **_: bool) -> None:
+        remove(self, row, logs)
+
+    monkeypatch.setattr(Topics, "_remove_files", all_of_the_name)
+    assert found_by(tmp_path)
+
+
+def test_a_deletion_that_leaves_the_copies_of_moves_in_the_bucket_is_found(tmp_path, monkeypatch):
+    def forget(database: Any, name: str) -> None:
+        for table in ("moves", "bucket_partitions"):
+            of_topic = "topic_id IN (SELECT id FROM topics WHERE name = ?)"
+            database.execute(f"DELETE FROM {table} WHERE {of_topic}", (name,))  # constants
+
+    monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
+    monkeypatch.setattr(metadata, "forget_places", forget)
+    assert found_by(tmp_path, "left are")
+
+
+@pytest.mark.move("E75")
+def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned(tmp_path):
+    """The deletion is known until the objects are removed; its name is used again before that."""
+    chance = random.Random(1)
+    store, known = FailingStore(chance), KnownTopic()
+    root, left = tmp_path / "before", tmp_path / "after"
+    for name in ("a", "b"):
+        (root / name / ".logmirror").mkdir(parents=True)
+
+    async def recreate(life: Life) -> None:
+        await life.start()
+        await life.move(0, "w")
+        await life.quiet()
+        await life.write(0, 5)
+        await life.flushed()
+        store.refused = "names"  # so that no objects are removed
+        await life.recreate()
+        await asyncio.gather(*life.writing)
+        life.writer(0).append(PLAIN)
+        await life.flushed()
+        assert life.rows is not None
+        assert life.rows.deleting()
+        await life.stop()
+
+    life = Life(root, store, known, chance, Power(0))
+    asyncio.run(recreate(life))
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    store.refused = ""
+    after = Life(left, store, known, chance, Power(0))
+    asyncio.run(after.end())
+    assert after.problems == []
+    assert known.generation == 2
+
+
 @pytest.mark.move("E53")
 def test_producers_go_out_of_a_bucket_before_their_state_is_stored_there(tmp_path):
     """The last sealed segment is not uploaded yet, and its records are deleted."""
     chance, may_upload = random.Random(1), threading.Event()
-    store, known = FailingStore(chance), [Known() for _ in range(PARTITIONS)]
+    store, known = FailingStore(chance), KnownTopic()
     root, left = tmp_path / "before", tmp_path / "after"
     for name in ("a", "b"):
         (root / name / ".logmirror").mkdir(parents=True)
@@ -180,10 +286,10 @@ def test_producers_go_out_of_a_bucket_before_their_state_is_stored_there(tmp_pat
         assert bucket is not None
         assert moves is not None
         bucket._uploads.submit(bucket._keys[log], may_upload.wait)  # noqa: SLF001  # its thread
-        await life.write(0, 1)
+        life.writer(0).append(PLAIN)
         log.roll()
         await life.flushed()
-        known[0].deleting = log.log_end
+        known.partitions[0].deleting = log.log_end
         deleting = asyncio.ensure_future(life.topics.delete_records(life.topic, {0: log.log_end}))
         await until(lambda: log.log_start == log.log_end)
         await life.move(0, "a")
@@ -208,4 +314,4 @@ def test_producers_go_out_of_a_bucket_before_their_state_is_stored_there(tmp_pat
 
     asyncio.run(start())
     assert after.problems == []
-    assert known[0].sequence == 2
+    assert known.partitions[0].sequences[PLAIN] == 2

@@ -55,6 +55,14 @@ class PlacesDisk(TreeDisk, BucketDisk):
         if not self._power.use():
             raise PowerLossError
 
+    def _is_modelled(self, path: Path) -> bool:
+        return super()._is_modelled(path) and not path.is_relative_to(self._work)
+
+    def remove_folder(self, path: Path) -> None:
+        """See `TreeDisk.remove_folder`."""
+        with self.lock:
+            super().remove_folder(path)
+
 
 def _locked(name: str) -> Callable[..., Any]:
     """A method that is the model's or, in the working folder, that of the disk."""
@@ -82,15 +90,17 @@ for _name in (
 
 
 class FailingStore(MemoryStore):
-    """Refuses requests, and loses responses, as often as `rate` says."""
+    """Refuses requests, and loses responses, as often as `rate` says; all of the kind `refused`."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(before=self._before)
         self._chance, self.rate = chance, 0.0
+        self.refused = ""
         self.power = Power(0)
 
     def _before(self, operation: str, name: str) -> None:
-        if not self.power.use() or self._chance.random() < self.rate:
+        is_lost = not self.power.use() or self._chance.random() < self.rate
+        if is_lost or operation == self.refused:
             raise UnavailableError("no response", operation=operation, name=name)
 
     def _add(self, name: str, data: bytes) -> None:

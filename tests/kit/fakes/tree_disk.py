@@ -10,6 +10,7 @@ other folders.
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from kit.fakes.faulty_disk import PowerLossError
 from logmirror.broker.log.disk import Disk, OpenFile
 
 _SECTOR = 512
+_REMOVE_TREE = shutil.rmtree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -171,8 +173,28 @@ class TreeDisk(Disk):
 
     def unlink(self, path: Path) -> None:
         self._call("unlink")
+        is_there = path.exists()  # its folder may be gone, too
         super().unlink(path)
+        if is_there:
+            self._folder(path.parent).change((path.name, None))
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        self._call("remove_folder")
+        path.rmdir()
         self._folder(path.parent).change((path.name, None))
+
+    def _is_modelled(self, path: Path) -> bool:
+        return path != self._root and path.is_relative_to(self._root)
+
+    def remove_tree(self, path: Path, **how: object) -> None:
+        """Stand in for `shutil.rmtree`: removes a folder and what is in it, a name at a time."""
+        if not self._is_modelled(path):
+            _REMOVE_TREE(path, **how)  # type: ignore[arg-type]  # its own arguments
+            return
+        for one in sorted(path.iterdir()):
+            self.remove_tree(one) if one.is_dir() else self.unlink(one)
+        self.remove_folder(path)
 
     def sync_folder(self, path: Path) -> None:
         self._call("sync_folder")

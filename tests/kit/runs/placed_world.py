@@ -1,0 +1,129 @@
+"""Worlds of `placed_logs`: several lives of a broker, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from kit.fakes.places import FailingStore, Power
+from kit.runs.placed_known import KnownTopic
+from kit.runs.placed_logs import LIMIT_S, Life
+from logmirror.broker.bucket import uploads
+from logmirror.broker.moves import mover
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class World:
+    """Several lives, one after the other."""
+
+    def __init__(self, seed: int, folder: Path, *, lives: int = 4) -> None:
+        self.chance = random.Random(seed)
+        self.folder, self._lives = folder, lives
+        self.store = FailingStore(self.chance)
+        self.known = KnownTopic()
+        self.ended: list[str] = []
+        self.lives: list[Life] = []
+
+    def total(self, name: str) -> int:
+        """Return the sum of a count of all lives."""
+        return sum(getattr(life, name) for life in self.lives)
+
+    def run(self) -> list[str]:
+        """Return what is wrong."""
+        root = self.folder / "now"
+        for name in ("a", "b"):
+            (root / name / ".logmirror").mkdir(parents=True)
+        at_once = {"_STEPS": self.chance.choice([1, 2]), "_ACTIVE": self.chance.choice([1, 8])}
+        with (
+            mock.patch.multiple(mover, _RETRY_S=0, _PAUSE_S=0.005, **at_once),
+            mock.patch.object(uploads, "_FIRST_PAUSE_MS", 1),
+            mock.patch.object(uploads, "_LONGEST_PAUSE_MS", 5),
+            mock.patch.object(threading, "excepthook"),
+            mock.patch.object(shutil, "rmtree", self._remove),
+        ):
+            for number in range(1, self._lives + 1):
+                is_last = number == self._lives
+                lost_at = (
+                    0
+                    if is_last
+                    else self.chance.choice([0, *(self.chance.randint(1, 300) for _ in range(3))])
+                )
+                life = Life(root, self.store, self.known, self.chance, Power(lost_at))
+                self.lives.append(life)
+                self.store.rate = 0.0
+                try:
+                    is_off = _run(life, life.end if is_last else life.live)
+                except Exception as error:  # noqa: BLE001  # what a life does not expect
+                    is_off, life.problems = False, [*life.problems, repr(error)]
+                if life.problems:
+                    return [f"life {number} {self.ended}: {one}" for one in life.problems]
+                self._end(life, root, is_off=is_off)
+        shutil.rmtree(self.folder)
+        return []
+
+    def _remove(self, path: Path, **how: Any) -> None:
+        self.lives[-1].disk.remove_tree(path, **how)
+
+    def _end(self, life: Life, root: Path, *, is_off: bool) -> None:
+        """Leave what the next life finds on the disks."""
+        mood = self.chance.choice([0.0, 0.5, 1.0])
+        how = "lost" if is_off else "stopped"
+        self.ended.append(f"{how} {life.power.count} {mood}")
+        self.store.staged.clear()
+        left = self.folder / "next"
+        life.disk.after_power_loss(
+            left,
+            keep=lambda n: self.chance.randint(0, n) if mood == 0.5 else round(mood * n),
+            some=lambda: self.chance.random() < mood,
+        )
+        shutil.rmtree(root)
+        left.rename(root)
+
+
+async def _abandon(life: Life) -> None:
+    """Cancel everything that is in progress."""
+    if hasattr(life, "topics") and life.topics.moves is not None:
+        life.topics.moves.is_stopping = True  # so that no step is begun, and cancelled before
+    for _ in range(3):
+        await asyncio.sleep(0)
+    for one in asyncio.all_tasks() - {asyncio.current_task()}:
+        one.cancel()
+
+
+def _run(life: Life, work: Callable[[], Any]) -> bool:
+    """Run until the end, or until the power is lost; returns whether that happened."""
+
+    async def main() -> None:
+        def unexpected(_: object, context: dict[str, Any]) -> None:
+            if not life.power.is_off:
+                error = context.get("exception")
+                life.problems.append(f"{context['message']}: {traceback.format_exception(error)}")
+
+        asyncio.get_running_loop().set_exception_handler(unexpected)
+        task = asyncio.ensure_future(work())
+        deadline_s = time.monotonic() + LIMIT_S
+        while not task.done() and not life.power.is_off:
+            await asyncio.wait([task], timeout=0.001)
+            if time.monotonic() > deadline_s:
+                raise AssertionError([str(one) for one in asyncio.all_tasks()])
+        await _abandon(life)
+        try:
+            await task
+        except BaseException:
+            if not life.power.is_off:
+                raise
+
+    try:
+        asyncio.run(main())
+    finally:
+        life.close()
+    return life.power.is_off
