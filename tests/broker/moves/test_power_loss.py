@@ -2,8 +2,9 @@
 a record.
 
 Method: the real log, its flushes, the moves and a start run on a model of disks that knows what is
-durable (`moving_log`). Before a call of the disk, the power fails, or a request comes. Of what was
-not flushed, anything may survive. The next start must find every acknowledged record once, in
+durable (`moving_log`). Before a call of the disk, the power fails, or a request comes. For that,
+every call of a small move and every order of the two is enumerated (`enumerated_requests`). Of what
+was not flushed, anything may survive. The next start must find every acknowledged record once, in
 order, in one place, and complete the move.
 """
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kit.runs.enumerated_requests import HOW, requested
 from kit.runs.moving_log import (
     Life,
     Rows,
@@ -28,14 +31,17 @@ from kit.runs.moving_log import (
     value,
 )
 from kit.tiers import sized
+from logmirror.broker.log.file_names import cleaned_path
+from logmirror.broker.log.segment import Segment
 from logmirror.broker.log_dirs.placement import absolute
 from logmirror.broker.moves import copier, mover
+from logmirror.broker.moves.mover import Moves
 from logmirror.broker.moves.routes import Route
+from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from logmirror.broker.log.segment import Segment
     from logmirror.broker.moves.move import Copy, Move
 
 CALLS = sized(20, 60, 10_000)
@@ -152,7 +158,7 @@ def test_e42_what_the_source_has_lost_does_not_come_back_from_the_copy(tmp_path)
 @pytest.mark.move("E20", "E87")
 @pytest.mark.parametrize("how", ["cancelled", "redirected", "redirected and cancelled"])
 @pytest.mark.parametrize("seed", range(sized(2, 4, 10)))
-def test_e20_a_request_before_any_call_leaves_one_whole_partition(tmp_path, seed, how):
+def test_e20_a_request_while_a_partition_moves_three_times_is_carried_out(tmp_path, seed, how):
     for call in calls(tmp_path / "all", seed):
         interrupt(tmp_path / str(call), seed, call, how)
 
@@ -197,6 +203,40 @@ def interrupt(folder: Path, seed: int, call: int, how: str) -> None:
     assert [path.name for path in folder.glob("*/t/*")] == ["0"]
     assert not life.rows.rows
     shutil.rmtree(folder)
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E20", "E87")
+@pytest.mark.timeout(sized(300, 600, 7_200))
+@pytest.mark.parametrize("how", sized(HOW[:2], HOW, HOW))
+@pytest.mark.parametrize("seed", range(sized(1, 1, 10)))
+def test_e20_a_request_before_any_call_leaves_one_whole_partition(tmp_path, seed, how):
+    """Every call of a move, and every order of the two, is enumerated; no call is left out."""
+    found = Counter(requested(tmp_path, seed, how))
+    for step in ("prepared", "copied", "durable", "swapped", "named", "freed", "done"):
+        assert found[f"move.{step}"], step
+    assert found["rename"] == found["move.copied"] + 2  # copies, the swap, and the old folder
+    assert found["rows"] == 2  # the move is stored, and forgotten
+    assert found["remove_folder"]
+
+
+@pytest.mark.slow
+def test_a_request_that_is_acknowledged_before_it_is_stored_is_found(tmp_path, monkeypatch):
+    stored = Moves._stored  # noqa: SLF001  # the planted fault
+
+    async def later(self: Moves, *what: Any, **how: Any) -> None:
+        self._run(stored(self, *what, **how))
+
+    monkeypatch.setattr(Moves, "_stored", later)
+    with pytest.raises(AssertionError):
+        requested(tmp_path, 0, "redirected, power lost", waits=1)
+
+
+@pytest.mark.slow
+def test_a_request_that_meets_a_swap_halfway_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(Moves, "_cleaned", lambda *_: set())
+    with pytest.raises((AssertionError, InternalError)):
+        requested(tmp_path, 0, "cancelled", waits=1)
 
 
 @pytest.mark.thinned
@@ -263,3 +303,37 @@ def test_e66_an_open_segment_that_is_sealed_before_it_is_opened_is_copied(tmp_pa
     check(life)
     assert found
     assert life.place == "b"
+
+
+@pytest.mark.move("E66")
+def test_a_segment_that_replaces_others_after_all_are_copied_is_copied(tmp_path, monkeypatch):
+    """As a pass of the cleaner does, between the last look at the segments and the swap."""
+    life = Life(prepare(tmp_path / "disks"), Rows(), random.Random(1))
+    quiet, merged = Route.quiet, []
+
+    async def late(self: Route, move: Move) -> bool:
+        if not merged:
+            old = [one for one in life.log.segments if one.is_sealed][:2]
+            size = sum(one.size_bytes for one in old)
+            new = Segment(life.log.folder, old[0].first, old[1].next_offset, size)
+            merged.append(new)
+            path = cleaned_path(life.log.folder, new.first)
+            life.disk.write_synced(path, [one.path.read_bytes() for one in old])
+            assert life.log.replace(old, new, path)
+        return await quiet(self, move)
+
+    monkeypatch.setattr(Route, "quiet", late)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(12)
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.move("b")
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    assert life.place == "b"
+    assert merged[0] in life.log.segments
+    check(life)
+    assert life.log.log_end == 2 * life.appended

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import shutil
 import threading
 import uuid
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from kit.fakes.tree_disk import TreeDisk
 from logmirror.broker.log.batch_check import check_batch
@@ -49,7 +51,9 @@ class Job(threading.Thread):
         super().__init__(daemon=True)
         self.done: Future[Any] = Future()
         self._call = call
-        self._may_run, self._has_stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._may_run, self._has_stopped = threading.Lock(), threading.Lock()
+        self._may_run.acquire()
+        self._has_stopped.acquire()
 
     def run(self) -> None:
         self._may_run.acquire()
@@ -290,7 +294,8 @@ def run(life: Life, work: Callable[[], Any]) -> bool:
             if not life.disk.is_off:
                 raise
 
-    asyncio.run(main())
+    with mock.patch.object(shutil, "rmtree", life.disk.remove_tree):
+        asyncio.run(main())
     return life.disk.is_off
 
 
