@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -266,6 +267,34 @@ def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned
     after = Life(left, store, known, chance, Power(0))
     asyncio.run(after.end())
     assert after.problems == []
+    assert known.generation == 2
+
+
+@pytest.mark.move("E75")
+def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path, monkeypatch):
+    """Both remove a folder; the second to come to a file finds that it is gone."""
+    chance, known, met = random.Random(1), KnownTopic(), []
+    for name in ("a", "b"):
+        (tmp_path / name / ".logmirror").mkdir(parents=True)
+    life = Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+
+    def remove(path: Path, **how: Any) -> None:
+        if not met and path.name == "t":
+            met.append(path)
+            raise FileNotFoundError(path)
+        life.disk.remove_tree(path, **how)
+
+    async def recreate() -> None:
+        await life.start()
+        await life.write(0, 5)
+        await life.flushed()
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        await life.recreate()
+        await asyncio.gather(*life.writing)
+        await life.stop()
+
+    asyncio.run(recreate())
+    assert met
     assert known.generation == 2
 
 
