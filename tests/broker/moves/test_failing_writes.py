@@ -9,13 +9,15 @@ import asyncio
 import errno
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from broker.moves.test_failures import until_failed
-from kit.runs.moving_log import Life, Rows, check, prepare, run
+from kit.runs.moving_log import KEY, Life, Rows, check, prepare, run
+from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
@@ -120,3 +122,57 @@ def test_e48_a_write_that_writes_less_is_continued_or_its_bytes_are_never_served
     assert len(shortened) > 1
     check(life)
     assert life.acked == 2 * life.appended == life.log.log_end
+
+
+@pytest.mark.move("E79", "E93")
+@pytest.mark.parametrize("later", ["a", "c"])
+@pytest.mark.parametrize("is_repaired", [True, False])
+def test_an_old_folder_that_could_not_be_removed_is_removed_before_the_next_move(
+    tmp_path, monkeypatch, later, is_repaired
+):
+    """Else the row of the next move replaces what says which of two folders is the partition."""
+    root = prepare(tmp_path / "dirs")
+    life, rename = Life(root, Rows(), random.Random(3)), Disk.rename
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+
+        def fails(disk: Disk, source: Path, target: Path) -> None:
+            if target.name.endswith("-delete"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+            rename(disk, source, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "rename", fails)
+            await life.move("b")
+            await life.quiet()
+            assert life.place == "b"
+            assert (root / "a" / "t" / "0").is_dir()
+            if not is_repaired:
+                assert await life.moves.change([(KEY, life.log, root / later)]) == {life.log}
+        if is_repaired:
+            assert await life.moves.change([(KEY, life.log, root / later)]) == set()
+            await life.write(5)
+            await life.quiet()
+        assert life.place == (later if is_repaired else "b")
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+    left = tmp_path / "left"
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    shutil.rmtree(root)
+    left.rename(root)  # the row of a move names its target
+    after = Life(root, life.rows, random.Random(3), appended=life.appended, acked=life.acked)
+
+    async def start() -> None:
+        await after.start()
+        await after.quiet()
+        assert after.place == life.place
+        await after.moves.close()
+
+    assert not run(after, start)
+    check(after)
+    assert [path.parts[-3] for path in root.glob("*/t/*")] == [life.place]

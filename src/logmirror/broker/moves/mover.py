@@ -18,7 +18,7 @@
   the name durable before it reports a record. Nothing waits for the swap.
 - M5 The old folder becomes `PARTITION.NONCE-delete` when the new name is durable, the row is
   removed, and then the files. If both folders exist after a crash, the row says that the target is
-  right.
+  right. So a partition is not moved again before its old folder has no name of a partition.
 - M6 A failed move leaves the partition where it is, and its row, so that a restart tries again.
 
 All methods run on the event loop; files are copied in threads, a step at a time, the moves in turn.
@@ -122,6 +122,9 @@ class Moves:
         """Called after an error, with paths in the log directories that it may be of."""
 
         self._lost: dict[Path, LogmirrorError] = {}
+        self._unclean: dict[PartitionLog, tuple[Move, Path, Path]] = {}
+        """Logs whose last move could not remove its old folder: the move, the old folder, the new
+        one."""
 
     def of(self, log: PartitionLog) -> Move | None:
         """Return the move of a partition that is in progress, or failed."""
@@ -181,10 +184,14 @@ class Moves:
     async def _occupied(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
         """Return the logs whose target has a folder of the partition already.
 
-        So are those whose last move has not removed its old folder within `_CLEAN_S`. Afterwards,
-        and until the next turn of the event loop, no swap of the others is being completed.
+        So are those whose last move has not removed its old folder within `_CLEAN_S`; one that
+        could not is tried again (M5). Afterwards, and until the next turn of the event loop, no
+        swap of the others is being completed.
         """
         loop = asyncio.get_running_loop()
+        leaving = {log for _, log, target in wanted if target != _log_dir(log)}
+        for log in leaving & self._unclean.keys():
+            self._clean_again(log)
         deadline_s = loop.time() + _CLEAN_S
         while True:
             for log in self._cleaned(wanted):
@@ -199,7 +206,7 @@ class Moves:
             found = await self._copier.in_thread(_existing, places)
             late = self._cleaned(wanted)
             if not late or loop.time() >= deadline_s:
-                return found | late
+                return found | late | leaving & self._unclean.keys()
 
     def _cleaned(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
         """Return the logs whose last move is removing its old folder."""
@@ -232,6 +239,7 @@ class Moves:
         """End the moves of a deleted topic, whose folders are removed by the caller."""
         for log in logs:
             move = self._moves.pop(log, None)
+            self._unclean.pop(log, None)
             if move is not None:
                 if move.is_shown:
                     self._detach(move, MoveState.CANCELLED)
@@ -372,6 +380,13 @@ class Moves:
         _LOG.info("%s moved to %s", old, new)
         move.cleaning = self._run(self._clean(move, old, new))
 
+    def _clean_again(self, log: PartitionLog) -> None:
+        move, old, new = self._unclean[log]
+        if not self.is_stopping and not {_log_dir(log), old.parent.parent} & self._lost.keys():
+            del self._unclean[log]
+            self._moves[log] = move
+            move.cleaning = self._run(self._clean(move, old, new))
+
     async def _clean(self, move: Move, old: Path, new: Path) -> None:
         try:
             if not await self._routes.of(move).placed(move):
@@ -383,6 +398,7 @@ class Moves:
         except (LogmirrorError, OSError) as error:
             _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
             self.when_failed(error, old, new)
+            self._unclean[move.log] = move, old, new
             return
         finally:
             if self._moves.get(move.log) is move:
