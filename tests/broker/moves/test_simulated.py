@@ -1,5 +1,5 @@
-"""Goal: no order of moves, transactions, compaction, deletion of the topic, failed requests, starts
-and power losses loses, repeats or revives a record, between disks and a bucket.
+"""Goal: no order of moves, transactions, compaction, deletion of the topic, failed requests, disks
+that fail, starts and power losses loses, repeats or revives a record, between disks and a bucket.
 
 Method: `placed_logs`. Planted faults show that it finds what it is for.
 """
@@ -7,7 +7,9 @@ Method: `placed_logs`. Planted faults show that it finds what it is for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import itertools
 import random
 import shutil
 import threading
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from kit.fakes.disk_faults import DiskFault, Kind
 from kit.fakes.places import FailingStore, Power
 from kit.runs import placed_logs
 from kit.runs.moving_log import until
@@ -30,10 +33,13 @@ from logmirror.broker.log.outcomes import Outcomes
 from logmirror.broker.log.partition_transactions import PartitionTransactions
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.shadow import Shadow
+from logmirror.broker.log.sync_job import SyncJob
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves import bucket_routes, copier
 from logmirror.broker.moves.bucket_routes import IntoBucket, OutOfBucket
+from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.move import MoveState
+from logmirror.broker.moves.mover import Moves
 from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import Residence
 from logmirror.broker.topics import Topics
@@ -49,12 +55,17 @@ pytestmark = [
 ]
 SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
+_FAULT_RATE = 0.3
+_MANY = 400
+"""Seeds in which a move fails for its target, and is requested again, at least once."""
+
 _DONE = {
     "moved": 1,
     "passes": 0.3,
     "passes_beside": 0.05,
     "deletions": 0.2,
     "deletions_beside": 0.05,
+    "faults": 0.1,
 }
 """What the lives count, and how often it is in a world at least."""
 
@@ -68,29 +79,31 @@ def _collected() -> Iterator[None]:
 
 @pytest.mark.thinned
 @pytest.mark.move("E20", "E34", "E35", "E36", "E67", "E68", "E69", "E70", "E71", "E72")
-@pytest.mark.move("E73", "E74", "E75", "E76", "E98")
+@pytest.mark.move("E73", "E74", "E75", "E76", "E98", "E47", "E93", "E94", "E95")
 @pytest.mark.timeout(sized(600, 1_200, 7_200))
 def test_e98_no_seed_loses_anything(tmp_path, monkeypatch):
     monkeypatch.setattr(copier, "_ALONE_AFTER", 1)  # so that both kinds of steps occur
     done = dict.fromkeys(_DONE, 0)
-    lost, ways = 0, set()
+    lost, again, ways = 0, 0, set()
     for seed in range(SEEDS):
-        world = World(seed, tmp_path / str(seed))
+        world = World(seed, tmp_path / str(seed), fault_rate=_FAULT_RATE)
         assert world.run() == [], f"seed {seed}"
         for name in _DONE:
             done[name] += sum(getattr(life, name) for life in world.lives)
+        again += world.total("again")
         lost += sum(one.startswith("lost") for one in world.ended)
         ways |= {way for life in world.lives for way in life.ways}
     assert ways == {(a, b) for a in "abw" for b in "abw" if a != b}
     assert lost > SEEDS / 2
     for name, least in _DONE.items():
         assert done[name] > SEEDS * least, name
+    assert again or SEEDS < _MANY
 
 
-def found_by(tmp_path: Path, *what: str) -> list[str]:
+def found_by(tmp_path: Path, *what: str, fault_rate: float = 0.0) -> list[str]:
     """What is wrong with the first seed that shows a planted fault; one of the words is in it."""
     for seed in range(_BUG_SEEDS):
-        if problems := World(seed, tmp_path / str(seed)).run():
+        if problems := World(seed, tmp_path / str(seed), fault_rate=fault_rate).run():
             assert not what or any(one in problem for problem in problems for one in what), problems
             return problems
     return []
@@ -234,6 +247,83 @@ def test_a_deletion_that_leaves_the_copies_of_moves_in_the_bucket_is_found(tmp_p
     monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
     monkeypatch.setattr(metadata, "forget_places", forget)
     assert found_by(tmp_path, "left are")
+
+
+def drawing(monkeypatch: pytest.MonkeyPatch, *kinds: Kind, names: tuple[str, ...] = ("",)) -> None:
+    """Let a disk fail in each life, soon."""
+
+    def drawn(chance: random.Random) -> DiskFault:
+        name, place = chance.choice(names), chance.choice("ab")
+        return DiskFault(place, chance.choice(kinds), chance.randint(1, 6), 2, name)
+
+    monkeypatch.setattr(DiskFault, "drawn", drawn)
+
+
+def _suppressed(method: Any) -> Any:
+    """Return a faulty method, which ignores errors of the disk."""
+
+    def call(*args: Any) -> None:
+        with contextlib.suppress(OSError):
+            method(*args)
+
+    return call
+
+
+def test_records_that_are_acknowledged_after_a_failed_flush_are_found(tmp_path, monkeypatch):
+    drawing(monkeypatch, Kind.PASSING, names=("sync",))
+    monkeypatch.setattr(SyncJob, "run", _suppressed(SyncJob.run))
+    assert found_by(tmp_path, fault_rate=1.0)
+
+
+def test_a_move_that_goes_on_after_a_failed_flush_of_its_copy_is_found(tmp_path, monkeypatch):
+    sync, syncs = SegmentCopy.sync, itertools.count()
+
+    def ignored(self: Any) -> None:
+        if self._disk.is_modelled(self.file) and next(syncs) % 2:
+            self._durable = self.position
+            self._disk.sync_failed(self.file)
+        else:
+            sync(self)
+
+    monkeypatch.setattr(SegmentCopy, "sync", ignored)
+    assert found_by(tmp_path)
+
+
+def test_a_failure_that_takes_other_directories_offline_is_found(tmp_path, monkeypatch):
+    drawing(monkeypatch, Kind.DEAD)
+    lose = Topics.lose
+
+    def lose_all(self: Any, _: Path, failure: Any) -> None:
+        for path in self.dirs.on_disk:
+            lose(self, path, failure)
+
+    monkeypatch.setattr(Topics, "lose", lose_all)
+    assert found_by(tmp_path, "is offline", fault_rate=1.0)
+
+
+def test_a_full_disk_that_takes_its_directory_offline_is_found(tmp_path, monkeypatch):
+    drawing(monkeypatch, Kind.FULL)
+    monkeypatch.setattr("logmirror.broker.log_dirs.failures._NO_FAILURE", frozenset())
+    assert found_by(tmp_path, "offline are", "is offline", fault_rate=1.0)
+
+
+def test_a_move_that_fails_for_good_is_found(tmp_path, monkeypatch):
+    """The copy of a failed move is in the way of the next one."""
+    drawing(monkeypatch, Kind.PASSING, names=("create", "sync"))
+    monkeypatch.setattr(Moves, "_begin", _begun_once(Moves._begin))  # noqa: SLF001  # the fault
+    assert found_by(tmp_path, "FAILED", "not in", fault_rate=1.0)
+
+
+def _begun_once(begin: Any) -> Any:
+    """Return a faulty function, which begins no move of a log that has had one that failed."""
+
+    def begun(self: Any, moves: Any) -> None:
+        had = self.__dict__.setdefault("had", set())
+        moves = list(moves)
+        begin(self, [move for move in moves if move.log not in had])
+        had.update(move.log for move in moves)
+
+    return begun
 
 
 @pytest.mark.move("E75")

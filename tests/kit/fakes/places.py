@@ -1,15 +1,18 @@
 """Two disks and a store in memory that lose power together, at a call of any of them.
 
 The disks are a model that knows what is durable, see `tree_disk`. The working folder of the bucket
-is beside them; it is lost with the power. The store keeps its objects, and may fail before and
-after a request.
+is beside them; it is lost with the power. Each of the three may fail while there is power, see
+`disk_faults`. The store keeps its objects, and may fail before and after a request.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.fakes.disk_faults import Kind
 from kit.fakes.faulty_disk import PowerLossError
 from kit.fakes.tree_disk import TreeDisk
 from logmirror.broker.bucket.files import BucketDisk
@@ -20,7 +23,8 @@ from logmirror.testing.memory_store import MemoryStore
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
-    from pathlib import Path
+
+    from kit.fakes.disk_faults import DiskFault
 
 
 class Power:
@@ -48,6 +52,9 @@ class PlacesDisk(TreeDisk, BucketDisk):
     def __init__(self, root: Path, power: Power, store: MemoryStore, **more: Any) -> None:
         self.lock = threading.RLock()
         self._work, self._power = root / "w", power
+        self.fault: DiskFault | None = None
+        self.is_within = False
+        """Whether a call is made by another one, which does not fail any more."""
         super().__init__(root, store=store, **more)
 
     def _call(self, name: str) -> None:
@@ -61,7 +68,58 @@ class PlacesDisk(TreeDisk, BucketDisk):
     def remove_folder(self, path: Path) -> None:
         """See `TreeDisk.remove_folder`."""
         with self.lock:
+            if (error := self._error("remove_folder", path)) is not None:
+                raise error
             super().remove_folder(path)
+
+    def open_for_reading(self, path: Path) -> OpenFile:
+        """See `BucketDisk.open_for_reading`."""
+        if (error := self._error("read", path)) is not None:
+            raise error
+        return super().open_for_reading(path)
+
+    def read_anyway(self, path: Path) -> bytes:
+        """Read a file without a failure; one of the working folder is fetched if it is missing."""
+        file = super().open_for_reading(path)
+        return os.pread(file.fd, os.fstat(file.fd).st_size, 0)
+
+    def _error(self, name: str, where: Path | OpenFile, *rest: Any) -> OSError | None:
+        """Return the error that a call gets; what a failed one leaves has happened then."""
+        if self.fault is None or self.is_within or self._power.is_off:
+            return None
+        grows = True
+        if isinstance(where, OpenFile):
+            place = self._place(Path(f"/proc/self/fd/{where.fd}").readlink())
+            if name == "write_at":
+                grows = rest[0] + len(rest[1]) > os.fstat(where.fd).st_size
+        elif where.is_relative_to(self._root):
+            place = self._place(where)
+        else:
+            return None
+        with self.lock:
+            error = self.fault.error(place, name, grows=grows)
+            if error is not None and not isinstance(where, OpenFile):
+                error.filename = str(where)
+            if error is not None and place != self._work.name:
+                self._leave(name, where, rest, is_full=self.fault.kind is Kind.FULL)
+        return error
+
+    def _place(self, path: Path) -> str:
+        return path.relative_to(self._root).parts[0]
+
+    def _leave(
+        self, name: str, where: Path | OpenFile, rest: tuple[Any, ...], *, is_full: bool
+    ) -> None:
+        """Let happen what happens of a call that fails."""
+        if isinstance(where, OpenFile):
+            if name == "sync":
+                self.sync_failed(where)
+            elif name == "append":
+                part = rest[0][: len(rest[0]) // 2]
+                BucketDisk.append(self, where, part)
+        elif name == "write_synced":
+            data = b"".join(rest[0])
+            self.write_failed(where, data[: len(data) // 2] if is_full else data)
 
 
 def _locked(name: str) -> Callable[..., Any]:
@@ -71,13 +129,18 @@ def _locked(name: str) -> Callable[..., Any]:
     def call(self: Any, where: Path | OpenFile, *rest: Any) -> Any:
         with self.lock:
             if isinstance(where, OpenFile):
-                is_modelled = where.fd in self._by_fd
+                is_modelled = self.is_modelled(where)
             else:
                 is_modelled = not where.is_relative_to(self._work)
-            if is_modelled:
-                return modelled(self, where, *rest)
-            self._call(name)
-            return plain(self, where, *rest)
+            if (error := self._error(name, where, *rest)) is not None:
+                raise error
+            if not is_modelled:
+                self._call(name)
+            before, self.is_within = self.is_within, True
+            try:
+                return (modelled if is_modelled else plain)(self, where, *rest)
+            finally:
+                self.is_within = before
 
     return call
 

@@ -5,6 +5,9 @@ fsync, with or without each sector that was written again later, and any part of
 later; and the names of each folder as of its last fsync, with or
 without each later change. A change of one folder's names survives or not, independently of those of
 other folders.
+
+A failed fsync is as in `faulty_disk`: what it did not write stays readable, also for a process that
+starts later, and no later fsync writes it, unless it is written again.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
 
     Node = "_File | _Folder"
 
+Doubtful = dict[int, tuple[bytes, frozenset[int]]]
+"""By the number of a file: what is durable, and the positions of bytes that no fsync writes."""
+
 
 @dataclass(eq=False)
 class _File:
@@ -33,9 +39,33 @@ class _File:
     open: OpenFile | None = None
     """Keeps the bytes, whatever becomes of the names."""
 
+    dropped: set[int] = field(default_factory=set)
+    """Positions of bytes that an fsync failed to write."""
+
     def now(self) -> bytes:
         assert self.open is not None
         return os.pread(self.open.fd, os.fstat(self.open.fd).st_size, 0)
+
+    def flushed(self) -> bytes:
+        """What an fsync would make durable: all but what was dropped."""
+        found = bytearray(self.now())
+        for at in self.dropped:
+            found[at : at + 1] = self.durable[at : at + 1] or b"\0"
+        return bytes(found)
+
+    def failed(self) -> None:
+        """Drop what is not durable."""
+        now, durable = self.now(), self.durable
+        self.dropped |= {at for at, one in enumerate(now) if durable[at : at + 1] != bytes([one])}
+
+    def written(self, start: int, end: int) -> None:
+        """Note bytes that were written again."""
+        if self.dropped:
+            self.dropped -= set(range(start, end))
+
+    def cut(self, size_bytes: int) -> None:
+        """Note the new size."""
+        self.dropped = {at for at in self.dropped if at < size_bytes}
 
 
 @dataclass(eq=False)
@@ -132,6 +162,7 @@ class TreeDisk(Disk):
     def write_at(self, file: OpenFile, position: int, data: bytes) -> None:
         self._call("write_at")
         super().write_at(file, position, data)
+        self._by_fd[file.fd].written(position, position + len(data))
 
     def append(self, file: OpenFile, data: memoryview) -> None:
         self._call("append")
@@ -140,23 +171,39 @@ class TreeDisk(Disk):
     def truncate(self, file: OpenFile, size_bytes: int) -> None:
         self._call("truncate")
         super().truncate(file, size_bytes)
+        self._by_fd[file.fd].cut(size_bytes)
 
     def sync(self, file: OpenFile) -> None:
         self._call("sync")
         node = self._by_fd[file.fd]
-        node.durable = node.now()
+        node.durable = node.flushed()
+
+    def is_modelled(self, file: OpenFile) -> bool:
+        """Whether it is known what is durable of a file."""
+        return file.fd in self._by_fd
+
+    def sync_failed(self, file: OpenFile) -> None:
+        """Note that an fsync failed."""
+        self._by_fd[file.fd].failed()
 
     def rewrite(self, path: Path, start: int, end: int) -> None:
         self._call("rewrite")
-        del start, end
         node = self._file(path)
-        node.durable = path.read_bytes()
+        node.written(start, end)
+        node.durable = node.flushed()
 
     def write_synced(self, path: Path, parts: Iterable[bytes]) -> None:
         self._call("write_synced")
         data = b"".join(parts)
         super().write_synced(path, [data])
         node = _File(data, OpenFile(os.open(path, os.O_RDONLY)))
+        self._folder(path.parent).change((path.name, node))
+
+    def write_failed(self, path: Path, data: bytes) -> None:
+        """Leave what `write_synced` may leave that failed."""
+        super().write_synced(path, [data])
+        node = _File(b"", OpenFile(os.open(path, os.O_RDONLY)))
+        node.failed()
         self._folder(path.parent).change((path.name, node))
 
     def link(self, source: Path, target: Path) -> None:
@@ -204,34 +251,54 @@ class TreeDisk(Disk):
         folder.durable = dict(folder.now)
         folder.changes.clear()
 
-    def adopt(self) -> None:
-        """Take what is in the root as durable."""
-        self._tree = self._adopted(self._root, {})
+    def adopt(self, doubtful: Doubtful | None = None) -> None:
+        """Take what is in the root as durable, except what is doubtful."""
+        self._tree = self._adopted(self._root, {}, doubtful or {})
 
-    def _adopted(self, path: Path, files: dict[int, _File]) -> _Folder:
+    def _adopted(self, path: Path, files: dict[int, _File], doubtful: Doubtful) -> _Folder:
         folder = _Folder()
         for one in path.iterdir():
             if one.is_dir():
-                folder.durable[one.name] = self._adopted(one, files)
+                folder.durable[one.name] = self._adopted(one, files, doubtful)
                 continue
             number = one.stat().st_ino  # of a file with two names
             if number not in files:
-                files[number] = _File(one.read_bytes(), OpenFile(os.open(one, os.O_RDWR)))
+                files[number] = file = _File(open=OpenFile(os.open(one, os.O_RDWR)))
+                if number in doubtful:
+                    file.durable, dropped = doubtful[number]
+                    file.dropped = set(dropped)
+                else:
+                    file.durable = file.now()
             folder.durable[one.name] = files[number]
         folder.now = dict(folder.durable)
         return folder
 
     def after_power_loss(
-        self, target: Path, *, keep: Callable[[int], int], some: Callable[[], bool]
-    ) -> None:
+        self,
+        target: Path,
+        *,
+        keep: Callable[[int], int],
+        some: Callable[[], bool],
+        is_cached: bool = False,
+    ) -> Doubtful:
         """Write what a power loss leaves to another root, which must not exist.
+
+        Returns what is doubtful there.
 
         Args:
             target: Created by this function.
             keep: Chooses how many of n unflushed bytes survive.
             some: Chooses whether an unflushed change of names survives.
+            is_cached: Only the process has ended: what an fsync failed to write is readable.
         """
-        self._survive(self._tree, target, keep, some, {})
+        made: dict[int, tuple[Path, _File]] = {}
+        self._survive(self._tree, target, keep, some, made)
+        doubtful: Doubtful = {}
+        for path, file in made.values() if is_cached else ():
+            if file.dropped:
+                path.write_bytes(file.now())
+                doubtful[path.stat().st_ino] = file.durable, frozenset(file.dropped)
+        return doubtful
 
     def _survive(
         self,
@@ -239,7 +306,7 @@ class TreeDisk(Disk):
         target: Path,
         keep: Callable[[int], int],
         some: Callable[[], bool],
-        made: dict[int, Path],
+        made: dict[int, tuple[Path, _File]],
     ) -> None:
         target.mkdir(parents=True)
         left = dict(folder.durable)
@@ -252,15 +319,15 @@ class TreeDisk(Disk):
             if isinstance(node, _Folder):
                 self._survive(node, target / name, keep, some, made)
             elif id(node) in made:
-                os.link(made[id(node)], target / name)
+                os.link(made[id(node)][0], target / name)
             else:
                 (target / name).write_bytes(_survivors(node, keep, some))
-                made[id(node)] = target / name
+                made[id(node)] = target / name, node
 
 
 def _survivors(node: _File, keep: Callable[[int], int], some: Callable[[], bool]) -> bytes:
     """What is left of a file: each sector as it is or as it was, and a part of what is behind."""
-    now, durable = node.now(), node.durable
+    now, durable = node.flushed(), node.durable
     end = len(durable)
     if len(now) < end:
         return now
@@ -268,5 +335,8 @@ def _survivors(node: _File, keep: Callable[[int], int], some: Callable[[], bool]
         (durable[at : at + _SECTOR], now[at : min(end, at + _SECTOR)])
         for at in range(0, end, _SECTOR)
     ]
+    # A file does not get longer behind what could not be written: what `open_segments` says of a
+    # later batch that is on disk, with an earlier one that is not, is not what is tested here.
+    known = min((at for at in node.dropped if at >= end), default=len(now))
     kept = b"".join(new if old != new and some() else old for old, new in sectors)
-    return kept + now[end : end + keep(len(now) - end)]
+    return kept + now[end : end + keep(known - end)]

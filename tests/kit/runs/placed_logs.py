@@ -2,6 +2,7 @@
 
 All of a broker but its network runs on a model of disks, which knows what is durable, and on a
 store in memory: the database in the bucket, the chain, uploads, moves, flushes, compaction, starts.
+In some lives a disk, or the working folder of the bucket, fails: see `placed_faults`.
 The threads are those of a broker. A seed decides what is done and what fails; not how threads
 interleave.
 
@@ -22,6 +23,7 @@ from unittest import mock
 
 from kit.fakes.faulty_disk import PowerLossError
 from kit.fakes.places import FailingStore, PlacesDisk, Power
+from kit.runs.placed_faults import Failing
 from kit.runs.placed_judge import Judge
 from kit.runs.placed_known import PARTITIONS, Found, Known, KnownTopic
 from kit.runs.placed_writer import Writer
@@ -30,19 +32,23 @@ from logmirror.broker.bucket.chain import PRODUCERS
 from logmirror.broker.bucket.logs import BucketLogs
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.compaction import ByPlace, Compactor, OnDisk
+from logmirror.broker.dir_failures import StopLimit
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves.move import MoveState
 from logmirror.broker.moves.throttle import Throttle
 from logmirror.broker.options import BrokerOptions
-from logmirror.broker.server import _commits, _moves
-from logmirror.broker.topics import Topics
+from logmirror.broker.server import _commits, _dir_failures, _moves
+from logmirror.broker.topics import RefusedTopicError, Topics
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     import random
     from pathlib import Path
 
+    from kit.fakes.tree_disk import Doubtful
+    from logmirror.broker.dir_failures import DirFailures
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment import Segment
     from logmirror.broker.moves.move import Move
@@ -73,9 +79,15 @@ class Life:
         known: What is known of the topic.
         chance: Decides.
         power: Of this life.
+
+    Attributes:
+        doubtful: Of what is on the disks; see `tree_disk`.
+        faults: Whether a disk has failed.
+        again: How many moves have failed and were requested again.
     """
 
     topic: Topic
+    failures: DirFailures
 
     def __init__(
         self,
@@ -89,7 +101,13 @@ class Life:
         self.chance, self.power = chance, power
         self.problems: list[str] = []
         self.moved = self.passes = self.passes_beside = self.deletions = self.deletions_beside = 0
+        self.faults = self.again = 0
+        self.is_over = False
+        """There is no topic, and the files of the last one are in the way of another."""
+
         self.ways: set[tuple[str, str]] = set()
+        self.failing = Failing(self, chance, 0.0)
+        self.doubtful: Doubtful = {}
         self.bucket: BucketLogs | None = None
         self.rows: MetadataStore | None = None
         self.threads: list[ThreadPoolExecutor] = []
@@ -101,7 +119,7 @@ class Life:
 
     def _made(self, store: MemoryStore, **more: Any) -> PlacesDisk:
         self.disk = PlacesDisk(self.root, self.power, store, **more)
-        self.disk.adopt()
+        self.disk.adopt(self.doubtful)
         return self.disk
 
     async def start(self) -> None:
@@ -130,6 +148,10 @@ class Life:
         cache = SegmentCache(disk, parts=disk.part)
         self.commits = _commits(options, SimpleNamespace(of=lambda _: flushers), disk, self.bucket)
         self.topics = Topics(options, self.rows, others, disk, cache, self.commits, self.bucket)
+        stores: Any = (self.rows,)  # what reports errors of its disk
+        self.failures = _dir_failures(self.topics, disk, stores, StopLimit())
+        if self.failing.is_early:
+            disk.fault = self.failing.fault
         self.topics.load()
         found = self.topics.by_name.get("t")
         self._limit_segments(found)
@@ -209,7 +231,8 @@ class Life:
     def writer(self, number: int) -> Writer:
         """Return what appends to a partition of the present topic."""
         log, known = self.topic.logs[number], self.known.partitions[number]
-        return Writer(number, log, known, self.commits, self.power, self.chance)
+        parts = self.commits, self.power, self.chance
+        return Writer(number, log, known, *parts, may_fail=lambda: self.failing.concerns(log))
 
     def begin_writing(self) -> None:
         """Append to all partitions while other things are done."""
@@ -219,13 +242,30 @@ class Life:
         ]
 
     async def act(self) -> None:
-        """Do something to a partition."""
+        """Do something to a partition; it may fail if a disk fails."""
+        try:
+            await self._act()
+        except (LogmirrorError, OSError):
+            if not self.failing.has_failed:
+                raise
+
+    async def _act(self) -> None:
         number = self.chance.randrange(PARTITIONS)
         log, known = self.topic.logs[number], self.known.partitions[number]
-        kinds = ["move"] * 8 + ["stay", "delete", "roll", "compact", "compact", "recreate"]
+        kinds = ["move"] * 8 + [
+            "stay",
+            "delete",
+            "roll",
+            "compact",
+            "compact",
+            "both",
+            "recreate",
+        ]
         kind = self.chance.choice(kinds)
-        if kind == "move":
+        if kind in {"move", "both"}:
             await self.move(number, self.chance.choice([*PLACES, "w"]))
+        if kind in {"compact", "both"}:
+            await self.compact(number)
         elif kind == "stay":
             await self.move(number, place_of(log))
         elif kind == "delete" and log.high_watermark > log.log_start:
@@ -236,8 +276,6 @@ class Life:
         elif kind == "roll" and log.tail is not None and log.tail.size_bytes:
             log.roll()
             self.commits.schedule(log)
-        elif kind == "compact":
-            await self.compact(number)
         elif kind == "recreate":
             await self.recreate()
 
@@ -267,6 +305,7 @@ class Life:
         is_moving = moves is not None and moves.of(log) is not None
         may_fail = self.store.rate > 0
         await self.compactor.run_once()
+        may_fail |= self.failing.has_failed
         failed = self.compactor._failed.pop(log, None)  # noqa: SLF001  # it is tried again at once
         if failed is not None and not may_fail and not self.power.is_off:
             self.problems.append(f"{log.folder} could not be compacted")
@@ -288,7 +327,10 @@ class Life:
     async def create(self) -> None:
         """Create the topic."""
         self.known.creating()
-        created = await self.topics.create("t", PARTITIONS, CONFIGS)
+        try:
+            created = await self.topics.create("t", PARTITIONS, CONFIGS)
+        except RefusedTopicError as error:  # a file of the last one could not be removed
+            raise UnavailableError("no topic can be created", cause=error.reason) from error
         assert created is not None
         self.topic = created
         self.known.created(created.topic_id)
@@ -301,20 +343,34 @@ class Life:
         self.deletions += 1
         self.deletions_beside += any(move.log in self.topic.logs for move in moves.all)
         self.known.is_deleting = True
+        self.is_over = True
         await self.topics.delete(self.topic)
         if self.power.is_off:
             return
         self.known.deleted()
         await asyncio.sleep(self.chance.choice([0, 0, 0.002, 0.02]))
         await self.create()
+        self.is_over = False
         self.begin_writing()
 
     async def live(self) -> None:
         """Write, and move, and let requests fail."""
-        await self.start()
+        try:
+            await self.start()
+        except (LogmirrorError, OSError):
+            if not self.failing.has_failed_early:
+                raise
+            return
+        if self.failing.has_failed_early:
+            self.faults += 1
+            await self.stop()
+            return
         self.store.rate = self.chance.choice([0.0, 0.0, 0.02, 0.2])
         self.begin_writing()
+        self.disk.fault = self.failing.fault
         for _ in range(self.chance.randint(1, 8)):
+            if self.is_over or self.failures.fatal.done():
+                break
             await self.act()
             if self.chance.random() < 0.5:
                 await self.quiet()
@@ -322,6 +378,8 @@ class Life:
         for one in self.writing:
             await one
         self.store.rate = 0.0
+        self.faults += self.failing.has_failed
+        await self.failing.judge()
         if self.chance.random() < 0.7:
             await self.quiet()
         if self.chance.random() < 0.7:
@@ -370,7 +428,11 @@ class Life:
     async def flushed(self) -> None:
         """Wait until everything is durable."""
         for log in self.topic.logs:
-            await self.commits.flushed(log, log.log_end)
+            try:
+                await self.commits.flushed(log, log.log_end)
+            except LogmirrorError:
+                if not self.is_over and not self.failing.concerns(log):
+                    raise
 
     async def quiet(self) -> None:
         """Wait until no move is in progress."""
@@ -378,8 +440,11 @@ class Life:
         assert moves is not None
         while moves.all:
             is_late = time.monotonic() > deadline_s
-            if is_late or any(move.state is MoveState.FAILED for move in moves.all):
+            failed = [move for move in moves.all if move.state is MoveState.FAILED]
+            if is_late or not all(map(self.failing.may_end, failed)):
                 raise AssertionError([vars_of(move) for move in moves.all])
+            if len(failed) == len(moves.all):
+                return
             await asyncio.sleep(0.001)
 
     # The judge
@@ -394,6 +459,8 @@ class Life:
         where = f"partition {number} at {place_of(log)}"
         if self.power.is_off:
             return
+        if log.failure is not None and self.failing.has_failed_early:
+            return
         if log.failure is not None:
             self.problems.append(f"{where}: offline: {log.failure!r}")
             return
@@ -407,9 +474,7 @@ class Life:
         path = segment.path
         if not segment.is_sealed:
             path = segment.folder / f".{segment.first:020d}.open"
-        file = self.disk.open_for_reading(path)
-        with open(file.fd, "rb", closefd=False) as source:
-            return source.read()
+        return self.disk.read_anyway(path)
 
 
 def place_of(log: PartitionLog) -> str:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from kit.fakes.places import FailingStore, Power
+from kit.runs.placed_faults import Failing
 from kit.runs.placed_known import KnownTopic
 from kit.runs.placed_logs import LIMIT_S, Life
+from logmirror.broker import dir_failures
 from logmirror.broker.bucket import uploads
 from logmirror.broker.moves import mover
 
@@ -21,17 +23,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from kit.fakes.tree_disk import Doubtful
+
 
 class World:
-    """Several lives, one after the other."""
+    """Several lives, one after the other.
 
-    def __init__(self, seed: int, folder: Path, *, lives: int = 4) -> None:
+    Args:
+        seed: Decides.
+        folder: For the disks.
+        lives: How many.
+        fault_rate: How often a disk fails, of the lives before the last.
+    """
+
+    def __init__(self, seed: int, folder: Path, *, lives: int = 4, fault_rate: float = 0.0) -> None:
         self.chance = random.Random(seed)
-        self.folder, self._lives = folder, lives
+        self.folder, self._lives, self._fault_rate = folder, lives, fault_rate
         self.store = FailingStore(self.chance)
         self.known = KnownTopic()
         self.ended: list[str] = []
         self.lives: list[Life] = []
+        self._doubtful: Doubtful = {}
 
     def total(self, name: str) -> int:
         """Return the sum of a count of all lives."""
@@ -45,6 +57,7 @@ class World:
         at_once = {"_STEPS": self.chance.choice([1, 2]), "_ACTIVE": self.chance.choice([1, 8])}
         with (
             mock.patch.multiple(mover, _RETRY_S=0, _PAUSE_S=0.005, **at_once),
+            mock.patch.object(dir_failures, "PAUSE_S", 0.001),
             mock.patch.object(uploads, "_FIRST_PAUSE_MS", 1),
             mock.patch.object(uploads, "_LONGEST_PAUSE_MS", 5),
             mock.patch.object(threading, "excepthook"),
@@ -58,6 +71,9 @@ class World:
                     else self.chance.choice([0, *(self.chance.randint(1, 300) for _ in range(3))])
                 )
                 life = Life(root, self.store, self.known, self.chance, Power(lost_at))
+                if not is_last:
+                    life.failing = Failing(life, self.chance, self._fault_rate)
+                life.doubtful = self._doubtful
                 self.lives.append(life)
                 self.store.rate = 0.0
                 try:
@@ -77,11 +93,12 @@ class World:
         """Leave what the next life finds on the disks."""
         mood = self.chance.choice([0.0, 0.5, 1.0])
         how = "lost" if is_off else "stopped"
-        self.ended.append(f"{how} {life.power.count} {mood}")
+        self.ended.append(f"{how} {life.power.count} {mood} {life.failing.fault!r}")
         self.store.staged.clear()
         left = self.folder / "next"
-        life.disk.after_power_loss(
+        self._doubtful = life.disk.after_power_loss(
             left,
+            is_cached=mood == 1.0,
             keep=lambda n: self.chance.randint(0, n) if mood == 0.5 else round(mood * n),
             some=lambda: self.chance.random() < mood,
         )

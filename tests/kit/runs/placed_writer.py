@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,12 @@ from kit.runs.placed_known import (
 )
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.partition_transactions import Marker
+from logmirror.broker.log.reading import StorageError
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable, Iterator
 
     from kit.fakes.places import Power
     from logmirror.broker.log.group_commit import GroupCommit
@@ -41,6 +44,7 @@ class Writer:
         commits: Flushes it.
         power: Of this life.
         chance: Decides.
+        may_fail: Whether a disk that it needs has failed.
     """
 
     number: int
@@ -49,20 +53,28 @@ class Writer:
     commits: GroupCommit
     power: Power
     chance: random.Random
+    may_fail: Callable[[], bool] = lambda: False
 
     async def write(self, count: int) -> None:
         """Append batches of both producers, and markers; ends if the topic is deleted."""
         for _ in range(count):
             if self.log.failure is not None:
                 return
-            kind = self.chance.random()
-            if kind < 0.65:
-                self.append(PLAIN)
-            elif kind < 0.85 or not self.is_in_transaction:
-                self.append(TRANSACTIONAL)
-            else:
-                self.end_transaction()
+            try:
+                self._write_some()
+            except StorageError:
+                if not self.may_fail():
+                    raise
             await asyncio.sleep(self.chance.choice([0, 0, 0, 0.001, 0.003]))
+
+    def _write_some(self) -> None:
+        kind = self.chance.random()
+        if kind < 0.65:
+            self.append(PLAIN)
+        elif kind < 0.85 or not self.is_in_transaction:
+            self.append(TRANSACTIONAL)
+        else:
+            self.end_transaction()
 
     @property
     def is_in_transaction(self) -> bool:
@@ -82,22 +94,35 @@ class Writer:
         is_transactional = producer == TRANSACTIONAL
         encoded = encode_reference(records, transactional=is_transactional, **fields)
         batch = memoryview(bytearray(encoded))
-        self._note(entries)
-        self.log.append(batch, check_batch(batch, max_bytes=10_000))
+        with self._noted(entries):
+            self.log.append(batch, check_batch(batch, max_bytes=10_000))
         self._follow(entries)
 
     def end_transaction(self) -> None:
         """Append a marker."""
         is_commit = self.chance.random() < 0.5
         entries = [Entry(TRANSACTIONAL, -1, None, COMMIT if is_commit else ABORT)]
-        self._note(entries)
-        self.log.append_marker(Marker(TRANSACTIONAL, 0, is_commit, COORDINATOR_EPOCH), 1_000)
+        with self._noted(entries):
+            marker = Marker(TRANSACTIONAL, 0, is_commit, COORDINATOR_EPOCH)
+            self.log.append_marker(marker, 1_000)
         self._follow(entries)
 
-    def _note(self, entries: list[Entry]) -> None:
-        """Note what may be there: the power may fail within the append."""
-        for offset, entry in enumerate(entries, self.log.log_end):
-            self.known.appended.setdefault(offset, set()).add(entry)
+    @contextlib.contextmanager
+    def _noted(self, entries: list[Entry]) -> Iterator[None]:
+        """Note what may be there: the power may fail within the append; a disk changes nothing."""
+        known, places = self.known, dict(enumerate(entries, self.log.log_end))
+        for offset, entry in places.items():
+            known.appended.setdefault(offset, set()).add(entry)
+        try:
+            yield
+        except StorageError:
+            for offset, entry in places.items():
+                known.appended[offset].remove(entry)
+                if not known.appended[offset]:
+                    del known.appended[offset]
+                if not entry.is_marker:
+                    known.sequences[entry.producer] -= 1
+            raise
 
     def _follow(self, entries: list[Entry]) -> None:
         """Note what is acknowledged, when it is."""
