@@ -458,3 +458,35 @@ def test_a_folder_that_cannot_be_read_is_no_empty_listing(tmp_path):
     (tmp_path / "f").touch()
     with pytest.raises(UsageError):
         store_in(tmp_path).below("f")
+
+
+@pytest.mark.parametrize("listing", ["names", "sizes"])
+def test_a_merged_object_is_listed_though_a_scan_has_missed_it(tmp_path, monkeypatch, listing):
+    """It was created behind the scan, and the first objects were deleted before it came to them."""
+
+    class Torn(list):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    store, scan = store_in(tmp_path), os.scandir
+    for name in ("00-09.batches", "10-19.batches", "20-29.batches"):
+        put(store, f"d/0/{name}")
+    scans = 0
+
+    def torn(path):
+        nonlocal scans
+        scans += 1
+        if scans > 1:
+            return scan(path)
+        put(store, "d/0/00-19.batches")
+        with scan(path) as entries:
+            seen = [entry for entry in entries if entry.name == "20-29.batches"]
+        for name in ("00-09.batches", "10-19.batches"):
+            store.delete(f"d/0/{name}")
+        return Torn(seen)
+
+    monkeypatch.setattr("logmirror.stores.filesystem.os.scandir", torn)
+    assert sorted(getattr(store, listing)("d/0")) == ["00-19.batches", "20-29.batches"]

@@ -56,6 +56,9 @@ _UNLINKABLE: Final = frozenset(
 )
 """Errors of a filesystem that has no hard links, or none between these two names."""
 
+_SCANS_MAX: Final = 5
+"""Further scans of a folder in which names disappear: each takes a whole compaction."""
+
 
 class FilesystemStore:
     """A directory as a BlobStore. All of it must be on one filesystem with hard links.
@@ -193,17 +196,19 @@ class FilesystemStore:
         Raises:
             CorruptionError: The folder holds something other than regular files.
         """
-        return iter(sorted(entry.name for entry in self._entries(folder) if entry.name > after))
+        if after:  # what is missing before them is a gap to those who know the name
+            return iter(sorted(name for name in self._scanned(folder) if name > after))
+        return iter(sorted(self._entries(folder)))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """See `BlobStore.sizes`; raises as `names` does."""
         found: dict[str, int] = {}
-        for entry in sorted(self._entries(folder), key=lambda entry: entry.name):
+        for name, entry in sorted(self._entries(folder).items()):
             with (
                 os_errors("read the size of an object", self._directory.path(folder)),
                 contextlib.suppress(FileNotFoundError),
             ):
-                found[entry.name] = entry.stat(follow_symlinks=False).st_size
+                found[name] = entry.stat(follow_symlinks=False).st_size
         return found
 
     def below(self, folder: str) -> Iterator[tuple[str, int]]:
@@ -218,9 +223,23 @@ class FilesystemStore:
                         found.append((f"{inner}/{name}".removeprefix(f"{path}/"), size_bytes))
         return iter(sorted(found, key=lambda one: os.fsencode(one[0])))
 
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+    def _entries(self, folder: str) -> dict[str, os.DirEntry[str]]:
+        """Scan a folder until no name of the last scan is missing in the next one.
+
+        The system returns entries piece by piece, in an order of its own. A scan may miss a merged
+        object that is created behind it, and the objects that it replaces, because they are deleted
+        before it comes to them. At the beginning of a chain nothing would show that.
+        """
+        found = self._scanned(folder)
+        for _ in range(_SCANS_MAX):
+            before, found = found, self._scanned(folder)
+            if before.keys() <= found.keys():
+                break
+        return found
+
+    def _scanned(self, folder: str) -> dict[str, os.DirEntry[str]]:
         path = self._directory.path(folder)
-        found: list[os.DirEntry[str]] = []
+        found: dict[str, os.DirEntry[str]] = {}
         with os_errors("list a folder", path):
             try:
                 entries = os.scandir(path)
@@ -232,7 +251,7 @@ class FilesystemStore:
                         continue
                     if not entry.is_file(follow_symlinks=False):
                         raise _not_a_file(f"{folder}/{entry.name}")
-                    found.append(entry)
+                    found[entry.name] = entry
         return found
 
     def folders(self, folder: str) -> Iterator[str]:

@@ -126,7 +126,7 @@ class _NoHeart:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Log nothing: thousands of faults do."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -143,7 +143,7 @@ def one_thread() -> Iterator[None]:
     Nothing is flushed: nothing on the machine of an owner is used by the next one.
     """
     with (
-        _silent(),
+        silent(),
         mock.patch.multiple(
             logs,
             Journal=_Journal,
