@@ -57,7 +57,8 @@ SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
 _FAULT_RATE = 0.3
 _MANY = 400
-"""Seeds in which a move fails for its target, and is requested again, at least once."""
+"""From so many seeds on what a seed does on average decides, and a move fails for its target and is
+requested again. In fewer, everything else happens at least once."""
 
 _DONE = {
     "moved": 1,
@@ -96,7 +97,7 @@ def test_e98_no_seed_loses_anything(tmp_path, monkeypatch):
     assert ways == {(a, b) for a in "abw" for b in "abw" if a != b}
     assert lost > SEEDS / 2
     for name, least in _DONE.items():
-        assert done[name] > SEEDS * least, name
+        assert done[name] > (SEEDS * least if SEEDS >= _MANY else 0), name
     assert again or SEEDS < _MANY
 
 
