@@ -102,10 +102,10 @@ def test_e98_no_seed_loses_anything(tmp_path, monkeypatch):
 
 
 def found_by(tmp_path: Path, *what: str, fault_rate: float = 0.0) -> list[str]:
-    """What is wrong with the first seed that shows a planted fault; one of the words is in it."""
+    """What is wrong with the first seed that shows a planted fault, by one of the words in it."""
     for seed in range(_BUG_SEEDS):
-        if problems := World(seed, tmp_path / str(seed), fault_rate=fault_rate).run():
-            assert not what or any(one in problem for problem in problems for one in what), problems
+        problems = World(seed, tmp_path / str(seed), fault_rate=fault_rate).run()
+        if any(one in problem for problem in problems for one in what or ("",)):
             return problems
     return []
 
