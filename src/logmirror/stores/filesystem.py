@@ -57,7 +57,7 @@ _UNLINKABLE: Final = frozenset(
 """Errors of a filesystem that has no hard links, or none between these two names."""
 
 _SCANS_MAX: Final = 5
-"""Further scans of a folder in which names disappear: each takes a whole compaction."""
+"""Further scans of a folder while names disappear. Each needs another compaction meanwhile."""
 
 
 class FilesystemStore:
@@ -196,7 +196,7 @@ class FilesystemStore:
         Raises:
             CorruptionError: The folder holds something other than regular files.
         """
-        if after:  # what is missing before them is a gap to those who know the name
+        if after:  # one scan: the caller knows the name, and sees a gap behind it
             return iter(sorted(name for name in self._scanned(folder) if name > after))
         return iter(sorted(self._entries(folder)))
 

@@ -234,6 +234,31 @@ def test_small_segments_have_no_index_and_each_index_has_a_segment(tmp_path):
     run(tmp_path, act)
 
 
+def test_what_replaces_segments_does_not_wait_for_its_index(tmp_path):
+    async def act(cold: Cold) -> None:
+        bucket, path = cold.machine.bucket, cold.segment.path
+        refused = []
+
+        def refuse(operation: str, name: str) -> None:
+            if operation == "create" and name.startswith(INDEXES):
+                refused.append(name)
+                raise UnavailableError("no index now")
+
+        cold.machine.cache.loaded(cold.segment)
+        cold.store.before = refuse
+        bucket.submit_replacement(
+            cold.log, lambda: bucket.create_replacement(cold.log, 0, BATCHES, path, "0" * 16)
+        ).result(30)
+        made = object_name(FOLDER, 0, BATCHES, "0" * 16)
+        assert cold.store.objects[made] == cold.content
+        wait_until(lambda: len(refused) > 1, what=lambda: "a repetition", timeout_s=30)
+        assert {*refused} == {f"{INDEXES}/{made}"}
+        cold.store.before = lambda *_: None
+        wait_until(lambda: refused[0] in cold.store.objects, what=lambda: "the index")
+
+    run(tmp_path, act)
+
+
 def test_the_bytes_of_an_index_are_its_own():
     index = SparseIndex()
     for number in range(5):

@@ -13,7 +13,7 @@ import os
 import threading
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kit.runs.bucket_calls import Calls, Crashed
 from kit.runs.bucket_inline import Inline
@@ -68,12 +68,12 @@ class Report(NamedTuple):
     failure: Exception | None
 
 
-class Sink:
+class Sink(Protocol):
     """What an owner reports to, as it happens."""
 
     def new_value(self) -> bytes:
         """Return a value of `_VALUE_BYTES` bytes."""
-        raise NotImplementedError
+        ...
 
     def appended(self, number: int, offset: int, value: bytes) -> None:
         """A record was appended; it may become durable."""

@@ -1,12 +1,13 @@
 """Creates the indexes of large segments behind their objects (P1 in `parts`).
 
-What fails is tried again, and what else is uploaded of the partition does not wait for it: an index
-is only a copy. A start, or many failures, may leave segments without one. Who reads such a segment
-fetches it as a whole, and then its index is created from that.
+An index is only a copy. So what fails is tried again, but nothing else of the partition waits for
+it. A crash, or many failures, may leave segments without one. A read of such a segment fetches the
+whole segment, and then its index is created from that.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from logmirror.broker.bucket.parts import INDEXES, create_index
@@ -39,16 +40,16 @@ class IndexUploads:
         self._store, self._uploads, self._keys = store, uploads, keys
 
     def submit(self, key: Key, name: str, segment: Segment, index: SparseIndex) -> None:
-        """Create the index of an object that exists, soon.
+        """Create the index of an object that exists. Never blocks.
 
-        While that fails, the last two of a partition wait, and earlier ones are left out.
+        While that fails, the last two of a partition are kept, and earlier ones are dropped.
         """
 
         def run() -> None:
             if not segment.is_deleted:
                 create_index(self._store, name, index)
 
-        self._uploads.submit((INDEXES, *key), run, covers_earlier=True)
+        self._uploads.submit((INDEXES, *key), run, covers_earlier=True, fails_alone=True)
 
     def again(self, folder: Path, name: str, file: OpenFile) -> None:
         """Create an index that was missing when a segment was read. In any thread.
@@ -58,11 +59,9 @@ class IndexUploads:
             name: The object.
             file: Its bytes.
         """
-        file_name = name.rpartition("/")[2]
-        for log, key in tuple(self._keys.items()):
-            for segment in tuple(log.segments) if log.folder == folder else ():
-                if segment.path.name == file_name:
-                    try:
+        logs = ((log, key) for log, key in tuple(self._keys.items()) if log.folder == folder)
+        for log, key in logs:
+            for segment in log.segments:
+                if segment.path.name == name.rpartition("/")[2]:
+                    with contextlib.suppress(CorruptionError):  # the segment's check reports it
                         self.submit(key, name, segment, segment.indexed(file))
-                    except CorruptionError:
-                        return  # the check of the segment reports it

@@ -26,7 +26,7 @@ from logmirror.broker.bucket.heartbeats import Heart
 from logmirror.broker.bucket.index_uploads import IndexUploads
 from logmirror.broker.bucket.journal import Journal
 from logmirror.broker.bucket.opening import Opening
-from logmirror.broker.bucket.parts import create_index, delete_object
+from logmirror.broker.bucket.parts import delete_object
 from logmirror.broker.bucket.recovery import DatabaseEntries, take_over
 from logmirror.broker.bucket.sealed_objects import (
     create_object,
@@ -446,7 +446,7 @@ class BucketLogs:
         made = Segment(log.folder, first, after, path.stat().st_size, version=version)
         if made.size_bytes >= INDEXED_BYTES:
             index = made.indexed(self.disk.open_for_reading(path))
-            create_index(self._store, f"{folder}/{made.path.name}", index)
+            self._indexes.submit(self._keys[log], f"{folder}/{made.path.name}", made, index)
 
     def delete_replaced(self, log: PartitionLog, old: Sequence[Segment]) -> Future[Any]:
         """Delete segments that became one, the oldest first."""

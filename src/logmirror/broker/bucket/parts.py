@@ -4,8 +4,8 @@
 
 - P1 An index is created behind its object, and deleted before it. It is only a copy: without it, or
   if it is damaged, the whole segment is fetched. A missing one is created then. While indexes
-  cannot be created, nothing waits for them. One that a paused owner creates late stays until the
-  topic is deleted.
+  cannot be created, nothing waits for them. One that is created late, by a paused owner or after
+  many failures, may stay until the topic is deleted.
 - P2 What an index says is compared with the batches: a part is used if they are whole, unchanged
   and have the offsets of the index. Otherwise the whole segment is fetched and checked, so that
   damage is reported as always.

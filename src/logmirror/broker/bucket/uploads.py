@@ -151,6 +151,7 @@ class Uploads:
             return  # dropped meanwhile, as its files may be
         if isinstance(error, CorruptionError) or not isinstance(error, LogmirrorError):
             if work.fails_alone:
+                _LOG.warning("the bucket could not be changed: %s", error)
                 self._finished(key, queue)
                 _end(work.done, error)
             else:

@@ -330,6 +330,7 @@ def remove_folder(path: Path) -> None:
 
 
 def _remove_files(folder: Path) -> None:
+    """Remove the files one by one, so that a failpoint is between them."""
     for path in folder.iterdir():
         if not path.is_dir():
             path.unlink(missing_ok=True)

@@ -122,9 +122,8 @@ class Moves:
         """Called after an error, with paths in the log directories that it may be of."""
 
         self._lost: dict[Path, LogmirrorError] = {}
-        self._unclean: dict[PartitionLog, tuple[Move, Path, Path]] = {}
-        """Logs whose last move could not remove its old folder: the move, the old folder, the new
-        one."""
+        self._unclean: dict[PartitionLog, tuple[Move, Path]] = {}
+        """Logs whose last move could not remove its old folder: the move, and that folder."""
 
     def of(self, log: PartitionLog) -> Move | None:
         """Return the move of a partition that is in progress, or failed."""
@@ -381,11 +380,11 @@ class Moves:
         move.cleaning = self._run(self._clean(move, old, new))
 
     def _clean_again(self, log: PartitionLog) -> None:
-        move, old, new = self._unclean[log]
+        move, old = self._unclean[log]
         if not self.is_stopping and not {_log_dir(log), old.parent.parent} & self._lost.keys():
             del self._unclean[log]
             self._moves[log] = move
-            move.cleaning = self._run(self._clean(move, old, new))
+            move.cleaning = self._run(self._clean(move, old, log.folder))
 
     async def _clean(self, move: Move, old: Path, new: Path) -> None:
         try:
@@ -396,9 +395,9 @@ class Moves:
             await self._copier.in_thread(self._disk.unlink, mark_of(new, move.nonce))
             await self._stored([], [move], is_done=True)  # no start removes the mark afterwards
         except (LogmirrorError, OSError) as error:
-            _LOG.error("%s: the next start removes it: %s", old, error)  # no defect
+            _LOG.error("%s: the next move or start removes it: %s", old, error)  # no defect
             self.when_failed(error, old, new)
-            self._unclean[move.log] = move, old, new
+            self._unclean[move.log] = move, old
             return
         finally:
             if self._moves.get(move.log) is move:
