@@ -101,6 +101,11 @@ def indexes(of: Proxied) -> list[str]:
     return [path.name for path in (of.files / INDEXES).rglob("*") if path.is_file()]
 
 
+def large_objects(of: Proxied, topic: str) -> list[str]:
+    """The names of the objects that have an index, once it is created."""
+    return sorted(p.name for p in objects(of, topic) if p.stat().st_size >= INDEXED_BYTES)
+
+
 def first_batch(partition: PartitionClient, offset: int) -> list[tuple[int, str]]:
     """Read one batch, as a consumer does: again, if the bucket was too slow."""
     found = list[tuple[int, str]]()
@@ -146,12 +151,13 @@ def test_c02_a_partition_opens_without_the_index_of_a_large_segment(proxied):
     found.broker.kill()
     found.broker.start()
     with PartitionClient(found.broker.bootstrap, topic) as partition:
-        large = [path for path in objects(found, topic) if path.stat().st_size >= INDEXED_BYTES]
-        names = sorted(path.name for path in large)
-        for name in reversed(names):  # so that none is loaded ahead
+        for name in reversed(large_objects(found, topic)):  # so that none is loaded ahead
             first = int(name[:20])
             assert first_batch(partition, first) == [(first, digest(big(first)))]
-        wait_until(lambda: sorted(indexes(found)) == names, what=lambda: "the missing indexes")
+        wait_until(  # also of those that are uploaded only now
+            lambda: sorted(indexes(found)) == large_objects(found, topic),
+            what=lambda: f"the indexes of {large_objects(found, topic)}, not {indexes(found)}",
+        )
 
 
 def unchanged(value: Callable[[], int]) -> int:

@@ -8,7 +8,8 @@ whole segment, and then its index is created from that.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket.parts import INDEXES, create_index
 from logmirror.errors import CorruptionError
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment import Segment, SparseIndex
     from logmirror.stores.base import BlobStore
 
+_WAITING_ENTRIES: Final = 500_000
+"""Entries of the indexes that wait to be created, 24 bytes each. What is more is not created."""
+
 
 class IndexUploads:
     """Submits them to the thread of the uploads.
@@ -38,18 +42,30 @@ class IndexUploads:
         self, store: BlobStore, uploads: Uploads, keys: Mapping[PartitionLog, Key]
     ) -> None:
         self._store, self._uploads, self._keys = store, uploads, keys
+        self._lock = threading.Lock()
+        self._waiting = 0
 
     def submit(self, key: Key, name: str, segment: Segment, index: SparseIndex) -> None:
         """Create the index of an object that exists. Never blocks.
 
-        While that fails, the last two of a partition are kept, and earlier ones are dropped.
+        If as many wait as may (`_WAITING_ENTRIES`), the index is not created now.
         """
+        entries = len(index.offsets)
 
         def run() -> None:
             if not segment.is_deleted:
                 create_index(self._store, name, index)
 
-        self._uploads.submit((INDEXES, *key), run, covers_earlier=True, fails_alone=True)
+        def forget() -> None:
+            with self._lock:
+                self._waiting -= entries
+
+        with self._lock:
+            if self._waiting and self._waiting + entries > _WAITING_ENTRIES:
+                return
+            self._waiting += entries
+        done = self._uploads.submit((INDEXES, *key), run, fails_alone=True)
+        done.add_done_callback(lambda _: forget())
 
     def again(self, folder: Path, name: str, file: OpenFile) -> None:
         """Create an index that was missing when a segment was read. In any thread.
