@@ -9,8 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 RUN := JAVA_HOME="$$(cat .venv/java-home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-# More processes than two cores, because tests wait for servers. Longest groups first.
-SPREAD := -n 7 --dist loadgroup --no-loadscope-reorder
+# More processes than two cores, because tests wait for servers. Longest groups first. If one of the
+# processes dies, the run ends and names its test: with a replacement it could wait for ever.
+SPREAD := -n 7 --max-worker-restart 0 --dist loadgroup --no-loadscope-reorder
 
 # The files of tests take gigabytes. They are deleted if all tests pass, and kept if one fails. The
 # failed tests are named once more at the end: the last lines of a long log are what people read.

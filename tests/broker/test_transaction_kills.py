@@ -167,16 +167,15 @@ class Reader:
 
 @pytest.mark.in_bucket
 @pytest.mark.thinned
-def test_killed_at_every_failpoint_while_transactions_run(broker, topic_name, monkeypatch):
+def test_killed_at_every_failpoint_while_transactions_run(broker, topic_name):
     create_topic(broker.bootstrap, topic_name, PARTITIONS, {})
     writer, reader = Writer(broker.bootstrap, topic_name), Reader(broker.bootstrap, topic_name)
     writer.start()
     reader.start()
     for point in POINTS * ROUNDS:
         broker.kill()
-        monkeypatch.setenv(failpoints.VARIABLE, f"{point}#7")
+        broker.crash_at = f"{point}#7"
         broker.start()
-        monkeypatch.delenv(failpoints.VARIABLE)
         deadline = time.monotonic() + DEADLINE_S
         while broker.alive:
             assert time.monotonic() < deadline, f"{point} was not reached"

@@ -45,7 +45,7 @@ from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.moves.upload import SegmentUpload
 from logmirror.errors import UsageError
-from logmirror.failpoints import MOVE_POINTS, PLACE_POINTS, VARIABLE
+from logmirror.failpoints import MOVE_POINTS, PLACE_POINTS
 from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
 @pytest.mark.slow
 @pytest.mark.move("E85", *(f"E{number}" for number in range(67, 77)))
 @pytest.mark.parametrize("step", all_but(STEPS, *FEW, reason="the other steps"))
-def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, step, monkeypatch):
+def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, step):
     target, _, point = step.partition(" ")
     dirs.create("t")
     fill(dirs, "t", 20)
@@ -168,9 +168,8 @@ def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, s
             dirs.wait_clean("t", "b/0")
         before = contents(partition)
     dirs.broker.kill()
-    monkeypatch.setenv(VARIABLE, point)
+    dirs.broker.crash_at = point
     dirs.broker.start()
-    monkeypatch.delenv(VARIABLE)
     with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
         assert client.move_one("t", to) == NONE
     wait_until(lambda: not dirs.broker.alive, what=lambda: f"a kill at {point}")
@@ -186,14 +185,13 @@ def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, s
 
 
 @pytest.mark.move("E72", "E85")
-def test_a_move_with_commits_in_the_chain_is_resumed_as_another_residence(dirs, monkeypatch):
+def test_a_move_with_commits_in_the_chain_is_resumed_as_another_residence(dirs):
     """H3: they may hold records that were not acknowledged, and count as left behind."""
     dirs.create("t")
     fill(dirs, "t", 20)
     dirs.broker.kill()
-    monkeypatch.setenv(VARIABLE, "move.arrived")
+    dirs.broker.crash_at = "move.arrived"
     dirs.broker.start()
-    monkeypatch.delenv(VARIABLE)
     with dirs.partition("t") as partition:  # the start has sealed what there was
         assert partition.produce(BATCH) == Appended(0, 2_000)
     with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response

@@ -17,7 +17,6 @@ from kit.judges.partition_client import EARLIEST, Appended
 from kit.runs.commands import wait_until
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.disk import Disk
-from logmirror.failpoints import VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,12 +29,11 @@ SEGMENTS = 2
 DELETED_TO = 5_150
 
 
-def restart(dirs: TwoDirs, monkeypatch: pytest.MonkeyPatch, point: str = "") -> None:
+def restart(dirs: TwoDirs, point: str = "") -> None:
     """Kill the broker, if it lives, and start it; the next one ends at a failpoint."""
     dirs.broker.kill()
-    with monkeypatch.context() as patch:
-        patch.setenv(VARIABLE, point)
-        dirs.broker.start()
+    dirs.broker.crash_at = point
+    dirs.broker.start()
 
 
 def wait_killed(dirs: TwoDirs, point: str) -> None:
@@ -88,28 +86,26 @@ def before(dirs: TwoDirs) -> list[tuple[int, bytes | None]]:
 @pytest.mark.slow
 @pytest.mark.move("E68", "E85")
 @pytest.mark.parametrize("nth", [1, 3])
-def test_e68_a_kill_within_a_batch_of_the_copy_loses_nothing(dirs, before, nth, monkeypatch):
+def test_e68_a_kill_within_a_batch_of_the_copy_loses_nothing(dirs, before, nth):
     """The next start is killed, too: while it removes what the first one has not completed."""
-    restart(dirs, monkeypatch, f"move.torn#{nth}")
+    restart(dirs, f"move.torn#{nth}")
     move_until_killed(dirs, "move.torn")
     [future] = dirs.b.glob("t/*-future")
     parts = [*future.glob(".*.part")]
     assert [torn(path) for path in parts].count(True) == 1
     assert not any(torn(path) for path in future.glob("[0-9]*"))
-    restart(dirs, monkeypatch, "move.emptied")
+    restart(dirs, "move.emptied")
     wait_killed(dirs, "move.emptied")
-    restart(dirs, monkeypatch)
+    restart(dirs)
     check_moved(dirs, before)
 
 
 @pytest.mark.slow
 @pytest.mark.move("E34", "E35", "E70", "E85")
 @pytest.mark.parametrize("nth", [1, 2])
-def test_e70_a_kill_within_the_reset_of_a_copy_loses_and_revives_nothing(
-    dirs, before, nth, monkeypatch
-):
+def test_e70_a_kill_within_the_reset_of_a_copy_loses_and_revives_nothing(dirs, before, nth):
     """Records are deleted up to an offset that the copy has not reached."""
-    restart(dirs, monkeypatch, f"move.dropped#{nth}")
+    restart(dirs, f"move.dropped#{nth}")
     dirs.limit(1)
     with dirs.client() as client, dirs.partition("t") as partition:
         assert client.move_one("t", dirs.b) == NONE
@@ -128,7 +124,7 @@ def test_e70_a_kill_within_the_reset_of_a_copy_loses_and_revives_nothing(
         dirs.limit(None)
     wait_killed(dirs, "move.dropped")
     assert len(copied & set(dirs.b.glob("t/*-future/[0-9]*"))) == SEGMENTS - nth
-    restart(dirs, monkeypatch)
+    restart(dirs)
     check_moved(dirs, before[DELETED_TO:])
     with dirs.partition("t") as partition:
         assert partition.list_offset(EARLIEST)[2] == DELETED_TO
@@ -138,28 +134,26 @@ def test_e70_a_kill_within_the_reset_of_a_copy_loses_and_revives_nothing(
 @pytest.mark.slow
 @pytest.mark.move("E73", "E76", "E85")
 @pytest.mark.parametrize("point", ["move.swapped", "move.done"])
-def test_e76_a_kill_before_the_source_is_removed_leaves_no_mark(dirs, before, point, monkeypatch):
+def test_e76_a_kill_before_the_source_is_removed_leaves_no_mark(dirs, before, point):
     """The file that shows of which move the copy is, which has the partition's name by then."""
-    restart(dirs, monkeypatch, point)
+    restart(dirs, point)
     move_until_killed(dirs, point)
     assert "b/0" in dirs.names("t")
     assert len(dirs.names("t")) == 2
-    restart(dirs, monkeypatch)
+    restart(dirs)
     check_moved(dirs, before)
 
 
 @pytest.mark.slow
 @pytest.mark.move("E75", "E85")
 @pytest.mark.parametrize("nth", [1, 4])
-def test_e75_a_kill_while_the_source_is_removed_leaves_nothing_of_it(
-    dirs, before, nth, monkeypatch
-):
-    restart(dirs, monkeypatch, f"move.removed#{nth}")
+def test_e75_a_kill_while_the_source_is_removed_leaves_nothing_of_it(dirs, before, nth):
+    restart(dirs, f"move.removed#{nth}")
     move_until_killed(dirs, "move.removed")
     rest = {path.name for path in dirs.a.glob("t/*-delete/*")}
     whole = {path.name for path in (dirs.b / "t/0").iterdir()}
     assert rest < whole
     assert len(rest) == len(whole) - nth
     assert not (dirs.a / "t/0").exists()
-    restart(dirs, monkeypatch)
+    restart(dirs)
     check_moved(dirs, before)

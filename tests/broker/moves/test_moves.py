@@ -26,7 +26,7 @@ from kit.runs.commands import wait_until
 from kit.runs.group_load import Member, Transactions, committed
 from kit.servers.kafka import create_topic
 from kit.tiers import KILLS, sized
-from logmirror.failpoints import MOVE_POINTS, VARIABLE
+from logmirror.failpoints import MOVE_POINTS
 from logmirror.wire.compression import Codec
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
@@ -336,15 +336,14 @@ def test_e38_a_compacted_partition_keeps_its_gaps(dirs):
 @pytest.mark.slow
 @pytest.mark.move("E85", *(f"E{number}" for number in range(67, 77)))
 @pytest.mark.parametrize("point", MOVE_POINTS)
-def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, point, monkeypatch):
+def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, point):
     dirs.create("t")
     fill(dirs, "t")
     with dirs.partition("t") as partition:
         before = contents(partition)
     dirs.broker.kill()
-    monkeypatch.setenv(VARIABLE, point)
+    dirs.broker.crash_at = point
     dirs.broker.start()
-    monkeypatch.delenv(VARIABLE)
     with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
         assert client.move_one("t", dirs.b) == NONE
     wait_until(lambda: not dirs.broker.alive, what=lambda: f"a kill at {point}")
@@ -359,12 +358,10 @@ def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, p
 
 @pytest.mark.slow
 @pytest.mark.move("E43", "E85")
-def test_e43_a_partition_without_records_that_a_start_places_in_the_target_is_there(
-    dirs, monkeypatch
-):
+def test_e43_a_partition_without_records_that_a_start_places_in_the_target_is_there(dirs):
     """It has no folder when the broker is killed, and the target is the emptiest directory."""
     dirs.broker.kill()
-    monkeypatch.setenv(VARIABLE, "move.prepared")  # a second move would end there, too
+    dirs.broker.crash_at = "move.prepared"
     dirs.broker.start()
     with dirs.client() as client:
         client.move({dirs.b: {"t": (0,)}})
@@ -374,13 +371,13 @@ def test_e43_a_partition_without_records_that_a_start_places_in_the_target_is_th
     wait_until(lambda: not dirs.broker.alive, what=lambda: "a kill")
     dirs.broker.kill()
     assert [name for name in dirs.names("t") if "-" not in name] == []
+    dirs.broker.crash_at = "move.prepared"  # a second move would end there, too
     dirs.broker.start()
     dirs.wait_in("t", dirs.a)
     with dirs.partition("t") as partition:
         assert partition.produce(BATCH) == Appended(0, 0)
     dirs.wait_clean("t", f"{dirs.a.name}/0")
     dirs.broker.kill()
-    monkeypatch.delenv(VARIABLE)
     dirs.broker.start()
     with dirs.partition("t") as partition:
         assert len(contents(partition)) == 100

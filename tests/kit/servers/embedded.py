@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from kit.servers.machine import HOST, Process, free_ports
+from logmirror.failpoints import VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,7 @@ class EmbeddedBroker:
 
     Attributes:
         log_dir: The folder of its topics.
+        crash_at: A failpoint, for the next start.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class EmbeddedBroker:
                 {"name": protocol, "host": HOST, "port": port, "protocol": protocol}
                 for protocol, port in self._ports.items()
             ]
+        self.crash_at = ""
         self._process: Process | None = None
 
     @property
@@ -104,6 +107,9 @@ class EmbeddedBroker:
         # -P: the script's folder has a `kafka.py`, which would hide kafka-python.
         command = [sys.executable, "-P", str(_SCRIPT), json.dumps(options)]
         environment = {**os.environ, **self._environment}
+        if self.crash_at:
+            environment |= {VARIABLE: self.crash_at}
+            self.crash_at = ""
         self._process = Process(command, log=self.log, environment=environment)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._ready.exists():
