@@ -16,8 +16,8 @@ from unittest import mock
 
 import pytest
 
-from kit.runs.archive_history import FORMATS, drawn, short
-from kit.runs.archive_mount import PLACES
+from kit.runs.archive_history import FOLDER, FORMATS, drawn, short
+from kit.runs.archive_mount import PLACES, Mount
 from kit.runs.archive_runs import (
     Case,
     cases,
@@ -31,6 +31,8 @@ from kit.tiers import IS_THIN, NIGHTLY, sized
 from logmirror.archive import chain
 from logmirror.broker.archives import mounts, objects
 from logmirror.broker.log import mounted_log
+from logmirror.broker.log.segment import Segment
+from logmirror.errors import UnavailableError
 from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
@@ -98,6 +100,36 @@ def test_the_beginning_is_not_lost_in_a_listing_of_a_directory(folder):
     """The first objects were merged, and the merged one is where the listing had been before."""
     judge = interrupted(short("parquet", 0), "directory", folder, _HEAD, seed=0)
     assert judge.problems == []
+
+
+def test_an_object_that_vanishes_while_all_is_listed_has_it_listed_again(folder):
+    """Each reader of such an object has one more error, until the next listing."""
+    with Mount(short("parquet", 0), "bucket", folder) as mount:
+        mount.view.advance(20)
+        mount.start()
+        [found] = mount._mounts._all  # noqa: SLF001  # what readers cannot see
+        partitions = found.topics[FOLDER].values()
+        served = [one for one in partitions if one.objects is not None]
+
+        def vanish() -> None:
+            for one in served:
+                segment = Segment(one.log.folder, 1 << 40, 1 << 41, 0)
+                with pytest.raises(UnavailableError, match="listed again"):
+                    one.objects.open(segment)
+
+        def all_added(*arguments: Any) -> object:
+            result = real(*arguments)
+            vanish()
+            return result
+
+        real = mounts._all_added  # noqa: SLF001  # the listing
+        vanish()
+        with mock.patch.object(mounts, "_all_added", all_added):
+            mount.poll()
+        assert served
+        assert all(one.objects.is_outdated for one in served)
+        mount.poll()
+        assert not any(one.objects.is_outdated for one in served)
 
 
 _HEAD = Case("start", 15, 14, 6)

@@ -195,33 +195,6 @@ def test_a_store_that_is_not_there_is_unavailable(s3_server, bucket, monkeypatch
         store.create("f/a", b"content")
 
 
-def test_a_store_that_is_down_is_asked_once_in_a_while_and_then_goes_on(
-    s3_server, bucket, proxy, store, monkeypatch
-):
-    monkeypatch.setattr(s3_calls, "DEADLINE_MS", 300)
-    proxy.spoil(Fault("503", method="PUT", times=1000))
-    with pytest.raises(UnavailableError):
-        store.create("f/a", b"content")
-    asked = proxy.count
-
-    for _ in range(100):
-        with pytest.raises(UnavailableError):
-            store.create("f/a", b"content")
-    assert proxy.count == asked
-
-    monkeypatch.setattr(s3_calls, "DOWN_MS", 0)
-    store = S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
-    with pytest.raises(UnavailableError):
-        store.create("f/a", b"content")
-    asked = proxy.count
-    with pytest.raises(UnavailableError):
-        store.create("f/a", b"content")
-    assert proxy.count == asked + 1
-    proxy.spoil()
-    store.create("f/a", b"content")
-    assert store.read("f/a") == b"content"
-
-
 # What people have to put right
 
 

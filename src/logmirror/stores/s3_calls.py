@@ -63,8 +63,9 @@ waiting request delays others, and the flow as a whole is retried later."""
 
 DOWN_MS: Final = 1_000
 """After a request has exceeded its deadline, no request is sent for this long; then single attempts
-without retries, until one succeeds. So an unavailable store delays its first flow by ten seconds
-and other flows hardly at all."""
+without retries, until one has a response. So an unavailable store delays its first flow by ten
+seconds and other flows hardly at all. A request that fails while others have responses concerns
+nothing but itself."""
 
 GRACE_MS: Final = 10_000
 """Time of one attempt, besides that for its bytes."""
@@ -193,6 +194,9 @@ class ConflictError(LogmirrorError):
 class MissingError(LogmirrorError):
     """No such object or upload."""
 
+    is_unsure = False
+    """A response was lost before: an earlier attempt of this request may have removed it."""
+
 
 def is_unknown_to_store(error: LogmirrorError) -> bool:
     """Return whether the store refused a request because it does not support it."""
@@ -202,7 +206,7 @@ def is_unknown_to_store(error: LogmirrorError) -> bool:
 class Calls:
     """Requests to one bucket; each process creates its own.
 
-    Threads may share it. What one of them learns, that the store is away, the others use.
+    Threads may share it. What one of them learns, that the store responds or not, the others use.
 
     Args:
         location: Bucket, endpoint, credentials.
@@ -218,6 +222,7 @@ class Calls:
         self._clients: dict[S3Identity, Any] = {}
         self._is_down = False
         self._retry_at_ms = 0
+        self._responded_ms = -DEADLINE_MS
 
     def read(self, operation: str, **arguments: object) -> Mapping[str, Any]:
         """Send a request under the reading identity.
@@ -302,14 +307,15 @@ class Calls:
             raise UnavailableError(
                 "the store did not respond to the previous request", bucket=self._location.bucket
             )
-        until_ms = now_ms + (0 if self._is_down else DEADLINE_MS)
+        began_ms, until_ms = now_ms, now_ms + (0 if self._is_down else DEADLINE_MS)
         pause_ms, is_unsure = float(_FIRST_PAUSE_MS), False
         while True:
             try:
                 limit = _limit(operation, bytes_max)
                 with self._translated(operation, limit), limited(limit):
                     found = attempt()
-            except ConflictError as error:
+            except (ConflictError, MissingError) as error:
+                self._responds()
                 error.is_unsure = is_unsure
                 raise
             except UnavailableError as error:
@@ -321,8 +327,9 @@ class Calls:
                             hint="restore it from a copy or an earlier version",
                             **error.facts,
                         ) from error
-                    self._is_down = True
-                    self._retry_at_ms = self._clock.monotonic_ms() + DOWN_MS
+                    if self._responded_ms <= began_ms:
+                        self._is_down = True
+                        self._retry_at_ms = self._clock.monotonic_ms() + DOWN_MS
                     if writes and is_unsure:
                         raise OutcomeUnknownError(
                             "the store did not report the outcome of the request",
@@ -331,10 +338,13 @@ class Calls:
                         ) from error
                     raise
             else:
-                self._is_down = False
+                self._responds()
                 return found
             self._clock.sleep_ms(jittered_ms(pause_ms))
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+    def _responds(self) -> None:
+        self._is_down, self._responded_ms = False, self._clock.monotonic_ms()
 
     @contextlib.contextmanager
     def _translated(self, operation: str, limit: Limit | None = None) -> Iterator[None]:

@@ -247,7 +247,6 @@ class Mounts:
                 utf8=archive.utf8,
             )
             log.has_transactions = found.extension == NATIVE
-        partition.objects.is_outdated = False
         segments = []
         for one in found.objects:
             segment = Segment(log.folder, one.first, one.last + 1, 0, is_exact=False)
@@ -263,16 +262,20 @@ class Mounts:
                 known = None
                 if objects is not None and not objects.is_outdated and log.failure is None:
                     known = objects.name(log.segments[-1]), log.log_end
-                asked.append((partition, (name, number, known)))
+                vanished = 0 if objects is None else objects.vanished
+                asked.append((partition, vanished, (name, number, known)))
         listings = await _in_parts(
-            mounted, _all_added, [question for _, question in asked], part=_SOME_THREADS
+            mounted, _all_added, [question for *_, question in asked], part=_SOME_THREADS
         )
-        for (partition, (name, number, known)), found in zip(asked, listings, strict=True):
+        for one, found in zip(asked, listings, strict=True):
+            partition, vanished, (name, number, known) = one
             if found is None:
                 continue
             if known is None and found.failure is not None and partition.log.failure is not None:
                 continue  # still offline
             self._mount(mounted, partition, name, number, found)
+            if known is None and found.objects and partition.objects is not None:
+                partition.objects.listed(vanished)
 
 
 def _folders(archive: Archive) -> dict[str, tuple[uuid.UUID, list[int]]]:

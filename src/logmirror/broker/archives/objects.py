@@ -112,8 +112,21 @@ class Objects:
         self._utf8 = utf8
         self.is_loaded_ahead = extension != NDJSON  # to parse JSON holds Python's lock: no gain
         self._damaged: dict[Segment, BackOff] = {}
-        self.is_outdated = False
-        """Whether an object was gone when it was opened, so that the folder is listed again."""
+        self._vanished = self._listed = 0
+
+    @property
+    def vanished(self) -> int:
+        """How often an object was gone when it was opened."""
+        return self._vanished
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether one was gone after the last listing began, so that all is listed again."""
+        return self._vanished != self._listed
+
+    def listed(self, vanished: int) -> None:
+        """All was listed. Takes what `vanished` was before the listing began."""
+        self._listed = vanished
 
     def name(self, segment: Segment) -> str:
         """Return the name of an object, without its folder."""
@@ -147,7 +160,7 @@ class Objects:
         try:
             yield
         except KeyError as error:
-            self.is_outdated = True
+            self._vanished += 1
             raise UnavailableError(
                 "object is not in the archive any more; its folder is listed again",
                 path=str(self.path(segment)),
