@@ -27,7 +27,7 @@ from kit.runs.archive_runs import (
     some_cases,
     wandered,
 )
-from kit.tiers import IS_THIN, NIGHTLY, sized
+from kit.tiers import IS_THIN, NIGHTLY, PLANTED, sized
 from logmirror.archive import chain
 from logmirror.broker.archives import mounts, objects
 from logmirror.broker.log import mounted_log
@@ -171,6 +171,7 @@ FAULTS = {
 }
 
 
+@PLANTED
 @pytest.mark.parametrize("problem", FAULTS)
 def test_faults_of_a_mount_are_found(folder, problem):
     form, place, part, name, fault = FAULTS[problem]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from kit.runs.bucket_databases import NAMES, Databases, Nowhere
-from kit.tiers import all_but, sized
+from kit.tiers import PLANTED, all_but, sized
 from logmirror.broker import database as database_module
 from logmirror.broker.bucket import database_shipping
 from logmirror.broker.bucket.commit_format import Kind, decode
@@ -98,6 +98,7 @@ def _behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database, "_check_not_behind", lambda _: None)
 
 
+@PLANTED
 @pytest.mark.parametrize(
     "plant",
     all_but(

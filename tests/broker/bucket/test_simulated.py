@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.runs.bucket_owners import Crashed, World
-from kit.tiers import sized
+from kit.tiers import PLANTED, sized
 from logmirror.broker.bucket import chain_writer
 from logmirror.broker.bucket.bundles import BUNDLES
 from logmirror.broker.bucket.chain import Coverage
@@ -60,6 +60,7 @@ def found_by(tmp_path: Path, bug: str = "") -> list[str]:
     return []
 
 
+@PLANTED
 def test_a_store_that_replaces_is_found(tmp_path, monkeypatch):
     def add(self: Any, name: str, data: bytes) -> None:
         self.objects[name] = data
@@ -68,6 +69,7 @@ def test_a_store_that_replaces_is_found(tmp_path, monkeypatch):
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_number_that_is_used_again_after_an_unknown_outcome_is_found(tmp_path, monkeypatch):
     def create(self: Any, data: bytes) -> int:
         name = chain_writer.commit_name(self.next_sequence)
@@ -85,21 +87,25 @@ def test_a_number_that_is_used_again_after_an_unknown_outcome_is_found(tmp_path,
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_an_owner_that_believes_every_object_is_its_own_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ChainWriter, "_is_ours", lambda *_: True)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_commits_that_are_removed_too_early_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(Coverage, "_missing", lambda *_: False)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_takeover_without_a_fence_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ChainWriter, "take_over", _take_over_without_fence)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_fence_that_is_removed_is_found(tmp_path, monkeypatch):
     add = Coverage.add
 
@@ -110,6 +116,7 @@ def test_a_fence_that_is_removed_is_found(tmp_path, monkeypatch):
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_fence_that_is_not_looked_behind_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ChainWriter, "check", lambda _: None)
     assert found_by(tmp_path)
@@ -121,15 +128,18 @@ def _take_over_without_fence(self: Any, _: int | None = None) -> None:
     self.epoch, self.next_sequence = len(found) + 1, 1_000 * (1 + int(self._writer))
 
 
+@PLANTED
 def test_a_bundle_of_what_is_not_in_the_chain_is_found(tmp_path):
     assert found_by(tmp_path, bug="bundled early")
 
 
+@PLANTED
 @pytest.mark.parametrize("bug", ["merged without a commit", "deleted first", "merged anywhere"])
 def test_merges_in_another_order_are_found(tmp_path, bug):
     assert found_by(tmp_path, bug=bug)
 
 
+@PLANTED
 @pytest.mark.parametrize(
     "bug", ["no row", "row first", "row last", "compacted under the same name", "merged over"]
 )
@@ -137,11 +147,13 @@ def test_compactions_in_another_way_are_found(tmp_path, bug):
     assert found_by(tmp_path, bug=bug)
 
 
+@PLANTED
 def test_a_segment_beside_the_compacted_one_that_replaced_it_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("logmirror.broker.bucket.sealed_objects._is_replaced", lambda *_: False)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_sources_that_are_preferred_to_the_merged_object_are_found(tmp_path, monkeypatch):
     def smallest(objects: Any, log_start: int) -> Any:
         nested = {
@@ -156,6 +168,7 @@ def test_sources_that_are_preferred_to_the_merged_object_are_found(tmp_path, mon
     assert found_by(tmp_path)
 
 
+@PLANTED
 @pytest.mark.parametrize(
     ("bug", "problem"), [("switched late", ", not ["), ("reported early", "A16")]
 )
@@ -164,10 +177,12 @@ def test_what_readers_notice_is_found(tmp_path, bug, problem):
     assert any(problem in one for one in found_by(tmp_path, bug=bug))
 
 
+@PLANTED
 def test_objects_without_a_cut_in_the_chain_are_found(tmp_path):
     assert found_by(tmp_path, bug="cut late")
 
 
+@PLANTED
 def test_a_commit_that_is_removed_before_its_object_exists_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("kit.runs.bucket_owners.upload", lambda *_: None)
     assert found_by(tmp_path)

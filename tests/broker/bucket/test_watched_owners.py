@@ -14,7 +14,7 @@ import pytest
 from kit.runs.bucket_calls import REFUSED, Crashed
 from kit.runs.bucket_pairs import World, drawn, history, kinds_of
 from kit.runs.bucket_plans import FIRST, SECOND, Decision, Plan
-from kit.tiers import sized
+from kit.tiers import PLANTED, sized
 from logmirror.broker.bucket import logs
 from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.chain_writer import ChainWriter
@@ -77,6 +77,7 @@ def number_of(bucket: Bucket, kind: str, owner: int = FIRST) -> int:
     return kinds_of(bucket, owner).index(kind)
 
 
+@PLANTED
 def test_a_watermark_that_is_late_is_found(folder, before, monkeypatch):
     """W1: its producers have their responses already."""
     advance, last = PartitionLog._advance, {}  # noqa: SLF001  # the planted bug calls it
@@ -90,6 +91,7 @@ def test_a_watermark_that_is_late_is_found(folder, before, monkeypatch):
     assert any("was acknowledged, and is read as None" in one for one in problems)
 
 
+@PLANTED
 @pytest.mark.parametrize("name", ["high_watermark", "durable"])
 def test_a_watermark_that_follows_the_uploads_is_found(folder, before, monkeypatch, name):
     """W2: an upload that is late or fails takes it back."""
@@ -105,6 +107,7 @@ def test_a_watermark_that_follows_the_uploads_is_found(folder, before, monkeypat
     assert any("A19" in one and "owner 1 reported" in one for one in problems)
 
 
+@PLANTED
 def test_a_response_before_the_commit_is_stored_is_found(folder, before, monkeypatch):
     """W3: what is reported as durable is not in the bucket."""
     submit = Journal.submit
@@ -118,6 +121,7 @@ def test_a_response_before_the_commit_is_stored_is_found(folder, before, monkeyp
     assert any("A16" in one for one in problems)
 
 
+@PLANTED
 def test_a_log_start_that_is_visible_before_it_is_durable_is_found(folder, before, monkeypatch):
     """W3: the next owner has the one before it."""
     row = number_of(plain(folder, before), "row create")
@@ -137,6 +141,7 @@ def test_a_log_start_that_is_visible_before_it_is_durable_is_found(folder, befor
     assert any("A19" in one for one in problems)
 
 
+@PLANTED
 def test_a_record_that_changes_is_found(folder, before, monkeypatch):
     """W4: the compacted segment has another one in its place."""
     replace = InBucket.replace
@@ -153,6 +158,7 @@ def test_a_record_that_changes_is_found(folder, before, monkeypatch):
     assert any("A4" in one for one in problems)
 
 
+@PLANTED
 def test_sources_that_are_deleted_before_the_log_is_switched_over_are_found(
     folder, before, monkeypatch
 ):
@@ -170,6 +176,7 @@ def test_sources_that_are_deleted_before_the_log_is_switched_over_are_found(
     assert all("could not be fetched" in one for one in problems)
 
 
+@PLANTED
 def test_a_local_copy_that_is_removed_before_its_object_exists_is_found(
     folder, before, monkeypatch
 ):
@@ -188,6 +195,7 @@ def test_a_local_copy_that_is_removed_before_its_object_exists_is_found(
     assert any("could not be fetched" in one for one in problems)
 
 
+@PLANTED
 def test_a_log_start_beyond_the_requested_one_is_found(folder, before, monkeypatch):
     """W6."""
     advance = PartitionLog.advance_start
@@ -196,6 +204,7 @@ def test_a_log_start_beyond_the_requested_one_is_found(folder, before, monkeypat
     assert any("log start" in one and "requested was" in one for one in problems)
 
 
+@PLANTED
 def test_records_that_are_served_before_they_are_durable_are_found(folder, before, monkeypatch):
     """W7: with `flush-on-ack`."""
 

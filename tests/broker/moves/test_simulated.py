@@ -25,7 +25,7 @@ from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
 from kit.runs.placed_logs import Life, place_of
 from kit.runs.placed_world import World
-from kit.tiers import sized
+from kit.tiers import PLANTED, sized
 from logmirror.broker import metadata
 from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.log.group_commit import GroupCommit
@@ -110,6 +110,7 @@ def found_by(tmp_path: Path, *what: str, fault_rate: float = 0.0) -> list[str]:
     return []
 
 
+@PLANTED
 def test_acknowledgements_before_the_row_are_found(tmp_path, monkeypatch):
     async def confirmed(self: Any, log: Any, job: Any, work: Any, arrival: Any) -> None:
         await work
@@ -126,11 +127,13 @@ def test_acknowledgements_before_the_row_are_found(tmp_path, monkeypatch):
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_row_before_the_open_segment_is_in_the_chain_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(IntoBucket, "enter", _confirm_first(IntoBucket.enter))
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_row_that_is_removed_before_the_flush_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(OutOfBucket, "enter", _confirm_first(OutOfBucket.enter))
     assert found_by(tmp_path)
@@ -159,6 +162,7 @@ def _confirm_first(enter: Any) -> Any:
     return first
 
 
+@PLANTED
 def test_a_residence_that_is_used_again_is_found(tmp_path, monkeypatch):
     def residence(_: Any, move: Any) -> Residence:
         return Residence(move.key[0], move.log.folder.parent.name, move.key[1])
@@ -167,23 +171,27 @@ def test_a_residence_that_is_used_again_is_found(tmp_path, monkeypatch):
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_copy_that_is_not_followed_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(Shadow, "append", lambda *_: None)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_copy_that_is_not_durable_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(Route, "make_durable", lambda *_: None)
     monkeypatch.setattr("logmirror.broker.moves.copying.SegmentCopy.sync", lambda _: None)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_bucket_that_keeps_what_has_left_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
     monkeypatch.setattr("logmirror.broker.topics.Topics.remove_residence", lambda *_: None)
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_partition_that_begins_with_its_place_in_the_chain_of_before_is_found(
     tmp_path, monkeypatch
 ):
@@ -199,6 +207,7 @@ def test_a_partition_that_begins_with_its_place_in_the_chain_of_before_is_found(
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_transactions_that_a_move_forgets_are_found(tmp_path, monkeypatch):
     read = bucket_routes.read_producers
 
@@ -214,6 +223,7 @@ def test_transactions_that_a_move_forgets_are_found(tmp_path, monkeypatch):
     assert found_by(tmp_path, "transactions")
 
 
+@PLANTED
 def test_aborted_records_that_count_as_the_newest_are_found(tmp_path, monkeypatch):
     def none(_: Any, batches: Any) -> Any:
         return np.zeros(len(batches), bool)
@@ -222,11 +232,13 @@ def test_aborted_records_that_count_as_the_newest_are_found(tmp_path, monkeypatc
     assert found_by(tmp_path, "compacted to")
 
 
+@PLANTED
 def test_a_compacted_object_without_a_row_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(MetadataStore, "add_compacted", lambda *_: None)
     assert found_by(tmp_path, "came back", "missing")
 
 
+@PLANTED
 def test_a_start_that_takes_the_files_of_a_topic_for_those_of_a_deleted_one_is_found(
     tmp_path, monkeypatch
 ):
@@ -239,6 +251,7 @@ def test_a_start_that_takes_the_files_of_a_topic_for_those_of_a_deleted_one_is_f
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_deletion_that_leaves_the_copies_of_moves_in_the_bucket_is_found(tmp_path, monkeypatch):
     def forget(database: Any, name: str) -> None:
         for table in ("moves", "bucket_partitions"):
@@ -270,12 +283,14 @@ def _suppressed(method: Any) -> Any:
     return call
 
 
+@PLANTED
 def test_records_that_are_acknowledged_after_a_failed_flush_are_found(tmp_path, monkeypatch):
     drawing(monkeypatch, Kind.PASSING, names=("sync",))
     monkeypatch.setattr(SyncJob, "run", _suppressed(SyncJob.run))
     assert found_by(tmp_path, fault_rate=1.0)
 
 
+@PLANTED
 def test_a_move_that_goes_on_after_a_failed_flush_of_its_copy_is_found(tmp_path, monkeypatch):
     sync, syncs = SegmentCopy.sync, itertools.count()
 
@@ -290,6 +305,7 @@ def test_a_move_that_goes_on_after_a_failed_flush_of_its_copy_is_found(tmp_path,
     assert found_by(tmp_path)
 
 
+@PLANTED
 def test_a_failure_that_takes_other_directories_offline_is_found(tmp_path, monkeypatch):
     drawing(monkeypatch, Kind.DEAD)
     lose = Topics.lose
@@ -302,12 +318,14 @@ def test_a_failure_that_takes_other_directories_offline_is_found(tmp_path, monke
     assert found_by(tmp_path, "is offline", fault_rate=1.0)
 
 
+@PLANTED
 def test_a_full_disk_that_takes_its_directory_offline_is_found(tmp_path, monkeypatch):
     drawing(monkeypatch, Kind.FULL)
     monkeypatch.setattr("logmirror.broker.log_dirs.failures._NO_FAILURE", frozenset())
     assert found_by(tmp_path, "offline are", "is offline", fault_rate=1.0)
 
 
+@PLANTED
 def test_a_move_that_fails_for_good_is_found(tmp_path, monkeypatch):
     """The copy of a failed move is in the way of the next one."""
     drawing(monkeypatch, Kind.PASSING, names=("create", "sync"))
