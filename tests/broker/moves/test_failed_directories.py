@@ -15,10 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.moves.conftest import TwoDirs
+from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, fill
 from kit.fakes.disk import small_disk
 from kit.fakes.failing_disk import FailingDisk, failing_disk
-from kit.judges.partition_client import PartitionClient
+from kit.judges.partition_client import Appended, PartitionClient
 from kit.judges.scrape import ask
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
@@ -300,6 +301,32 @@ def test_e47_a_full_disk_does_not_take_its_directory_offline(tmp_path):
             assert failing.codes("t") == (NONE, NONE)
             assert "can be written after an error" not in failing.log
             assert failing.status()["offline_log_dirs"] == {}
+
+
+@pytest.mark.move("E7", "E47")
+def test_e47_a_full_target_fails_the_move_which_is_completed_when_there_is_room(tmp_path):
+    with small_disk(tmp_path, 200_000) as disk:
+        b = disk.folder / "b"
+        options = {"segment_bytes": 20_000, "more_log_dirs": [str(b)]}
+        with EmbeddedBroker(tmp_path / "broker", environment=disk.environment, **options) as broker:
+            dirs = TwoDirs(broker, broker.log_dir, b)
+            failing = Failing(dirs, None, 0)
+            dirs.create("t")
+            fill(dirs, "t", 300_000 // len(BATCH))
+            with dirs.client() as client, dirs.partition("t") as partition:
+                before, end = contents(partition), partition.log_end
+                assert client.move_one("t", b) == NONE
+                wait_until(lambda: "No space left" in failing.log, what=lambda: failing.log)
+                assert [*client.where("t")] == [str(dirs.a), str(b)]
+                assert failing.described()[str(b)][0] == NONE
+                assert partition.produce(BATCH) == Appended(0, end)
+                disk.grow(20_000_000)
+                assert client.move_one("t", b) == NONE
+            dirs.wait_in("t", b)
+            dirs.wait_clean("t", "b/0")
+            with dirs.partition("t") as partition:
+                assert contents(partition)[: len(before)] == before
+                assert len(contents(partition)) == end + 100
 
 
 def test_the_broker_stops_if_the_directory_of_its_database_fails(tmp_path):
