@@ -105,8 +105,9 @@ class Leftovers:
         found.remove(new)
         if found and not mark_of(new, move.nonce).exists():
             return  # put there by hand: both are left alone
-        for old in found:
-            finish_swap(self._disk, old, new, move.nonce)
+        for place in self._dirs.on_disk:
+            if place != target:
+                finish_swap(self._disk, place / new.parent.name / new.name, new, move.nonce)
         self.ended.append((move.topic_id, move.partition))
         self._disk.unlink(mark_of(new, move.nonce))
 
@@ -124,6 +125,9 @@ class Leftovers:
             return
         if len(found) == 1:  # else one was put there by hand
             self.folders.append(free_name(self._disk, found[0], move.nonce))
+        elif not found:  # a rename by an earlier start may not be durable
+            for place in self._dirs.on_disk:
+                free_name(self._disk, place / topic / str(move.partition), move.nonce)
         self.ended.append((move.topic_id, move.partition))
 
     def _finish_out_of_bucket(self, move: MoveRow, target: Path, new: Path) -> None:

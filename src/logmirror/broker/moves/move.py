@@ -308,6 +308,7 @@ def free_name(disk: Disk, old: Path, nonce: str) -> Path:
     failpoints.reach("move.named")
     if old.exists():
         disk.rename(old, gone)
+    if gone.exists():  # also if an earlier attempt could not make that durable
         disk.sync_folder(gone.parent)
     failpoints.reach("move.freed")
     return gone
