@@ -52,7 +52,7 @@ def all_but(values: Iterable[_T], *kept: _T, reason: str) -> list[object]:
 
 
 PLANTED: Final = pytest.mark.gate("planted faults, which a simulation must find")
-
+"""Marks tests of the simulations themselves, which take more CPU time than the simulations."""
 
 KILLS: Final = int(os.environ.get("LOGMIRROR_TEST_KILLS") or sized(2, 10, 50))
 """How often a test kills a process at random moments."""

@@ -9,6 +9,7 @@ import pytest
 from kit.fakes.s3_proxy import S3Proxy
 from kit.servers.s3 import S3Server
 from kit.servers.s3_java import JavaS3Server
+from logmirror.stores.s3 import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +41,18 @@ def proxy(s3_server: S3Server) -> Iterator[S3Proxy]:
 
     with S3Proxy(s3_server.endpoint, delete) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> str:
+    """A new bucket on the server."""
+    return s3_server.new_bucket()
+
+
+@pytest.fixture
+def store(s3_server: S3Server, bucket: str, proxy: S3Proxy) -> S3Store:
+    """A store in that bucket, behind the proxy."""
+    return S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
 
 
 @pytest.fixture(scope="session")

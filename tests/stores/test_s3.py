@@ -29,16 +29,6 @@ from logmirror.stores.s3 import S3Store
 pytestmark = pytest.mark.xdist_group("s3")
 
 
-@pytest.fixture
-def bucket(s3_server):
-    return s3_server.new_bucket()
-
-
-@pytest.fixture
-def store(s3_server, bucket, proxy):
-    return S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
-
-
 def staged(store, data, *, travels, name="f/a"):
     staged_object = store.stage("an object")
     staged_object.write(data)

@@ -16,16 +16,6 @@ from logmirror.stores.s3 import S3Store
 pytestmark = pytest.mark.xdist_group("s3")
 
 
-@pytest.fixture
-def bucket(s3_server):
-    return s3_server.new_bucket()
-
-
-@pytest.fixture
-def store(s3_server, bucket, proxy):
-    return S3Store(s3_server.location(bucket, "p", endpoint=proxy.endpoint))
-
-
 def test_a_store_that_is_down_is_asked_once_in_a_while_and_then_goes_on(
     s3_server, bucket, proxy, store, monkeypatch
 ):
@@ -78,7 +68,7 @@ def test_a_request_that_fails_while_others_have_responses_stops_none_of_them(
                 store.create("f/a", b"content")
     finally:
         done.set()
-        reader.join()
+        reader.join(60)
     assert errors == []
 
 

@@ -195,7 +195,7 @@ class MissingError(LogmirrorError):
     """No such object or upload."""
 
     is_unsure = False
-    """A response was lost before: an earlier attempt of this request may have removed it."""
+    """A response was lost before; see `ConflictError`."""
 
 
 def is_unknown_to_store(error: LogmirrorError) -> bool:

@@ -105,7 +105,7 @@ class Leftovers:
         found.remove(new)
         if found and not mark_of(new, move.nonce).exists():
             return  # put there by hand: both are left alone
-        for place in self._dirs.on_disk:
+        for place in self._dirs.on_disk:  # a rename by an earlier start may not be durable
             if place != target:
                 finish_swap(self._disk, place / new.parent.name / new.name, new, move.nonce)
         self.ended.append((move.topic_id, move.partition))
