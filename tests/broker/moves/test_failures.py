@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.runs.moving_log import KEY, ROW, Life, Rows, check, prepare, run, until
+from kit.runs.moving_log import KEY, ROW, Life, Rows, check, compact, prepare, run, until
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment import Segment
-from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log.sync_job import SyncJob
 from logmirror.broker.log_dirs.placement import LogDirs, absolute
@@ -330,14 +329,7 @@ def test_only_an_exact_copy_is_swapped(tmp_path, monkeypatch, how):
         [move] = life.moves.all
         await until(lambda: move.is_durable)
         if how == "compacted":
-            [old, *_] = life.log.segments
-            path = life.log.folder / "copy"
-            path.write_bytes(old.path.read_bytes())
-            new = Segment(life.log.folder, old.first, old.next_offset, old.size_bytes)
-            old.path.unlink()
-            path.rename(new.path)
-            monkeypatch.setattr(SegmentCache, "replace", lambda *_: None)
-            assert life.log.replace([old], new, path)
+            compact(life)
         elif how == "rolled":
             life.log.roll()
             await life.write(1)

@@ -86,7 +86,8 @@ def test_e88_compaction_continues_after_a_move_that_did_not_end(dirs, ends):
     settings = {"min_cleanable_dirty_ratio": "0", "segment_ms": "300"}
     dirs.create("t", cleanup_policy="compact", **settings)
     producer = Producer({"bootstrap.servers": dirs.bootstrap})
-    keyed(producer, 200, 100)
+    for _ in range(2):  # a limit of 0 lets one batch pass, and the last one ends the move
+        keyed(producer, 100, 100)
     with dirs.client() as client, dirs.partition("t") as partition:
         if ends == "cancelled":
             dirs.limit(0)

@@ -12,6 +12,7 @@ starts later, and no later fsync writes it, unless it is written again.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -119,6 +120,8 @@ class TreeDisk(Disk):
         node: _File | _Folder = self._tree
         for part in path.relative_to(self._root).parts:
             assert isinstance(node, _Folder)
+            if part not in node.now and not path.exists():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
             node = node.now[part]
         return node
 
@@ -143,6 +146,7 @@ class TreeDisk(Disk):
         self._call("create")
         file = super().create(path)
         self._by_fd[file.fd] = node = _File(open=file)
+        self._held.append(file)
         self._folder(path.parent).change((path.name, node))
         return file
 

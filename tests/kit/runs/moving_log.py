@@ -19,8 +19,10 @@ from unittest import mock
 from kit.fakes.tree_disk import TreeDisk
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.durable_ends import DurableEnd
+from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.recovery import recover
+from logmirror.broker.log.segment import Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.log_dirs.placement import LogDirs
 from logmirror.broker.metadata import TopicRow
@@ -208,6 +210,15 @@ class Life:
                 return
             await asyncio.sleep(0)
         raise AssertionError([(move.state, move.failure) for move in self.moves.all])
+
+
+def compact(life: Life) -> None:
+    """Put a compacted segment in the place of the first one. It holds the same records."""
+    [old, *_] = life.log.segments
+    path = cleaned_path(life.log.folder, old.first)
+    life.disk.write_synced(path, [old.path.read_bytes()])
+    new = Segment(life.log.folder, old.first, old.next_offset, old.size_bytes)
+    assert life.log.replace([old], new, path)
 
 
 async def until(is_true: Callable[[], bool]) -> None:

@@ -85,7 +85,9 @@ class Judge:
         known, found = self._known, self._found
         start, end = self._log.log_start, self._log.log_end
         if not found.covered and all(offset < known.deleted for offset in known.acked):
-            known.deleted = start  # the first file of a log is lost, and nothing was acknowledged
+            # The first file of a log is lost, and nothing was acknowledged: it begins behind that.
+            known.deleted = start
+            known.appended = {at: some for at, some in known.appended.items() if at >= start}
         elif not known.deleted <= start <= max(known.deleted, known.deleting):
             self._says(f"log start {start}, not {known.deleted}")
         if [one for one in found.covered if one >= start] != list(range(start, end)):

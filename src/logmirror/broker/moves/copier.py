@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from logmirror import failpoints
 from logmirror.broker.log.file_names import sealed_name
 from logmirror.broker.moves.copying import SegmentCopy
-from logmirror.errors import CorruptionError
+from logmirror.errors import CorruptionError, LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -140,7 +140,7 @@ class Copier:
                 move.names.discard(name)
             copy = await self._copy_of(move, segment)
             is_durable = await self._advance(move, copy, segment.size_bytes)
-        except (OSError, CorruptionError):
+        except (OSError, LogmirrorError):
             if segment in move.log.segments:
                 raise
             move.copy = None  # it was deleted, or compacted, meanwhile
@@ -191,6 +191,8 @@ class Copier:
     async def _copy_of(self, move: Move, segment: Segment) -> Copy:
         if move.copy is None or not self._routes.of(move).fits(move.copy, segment):
             move.copy, move.position = None, 0
+            if move.finishing is not None and move.finishing.path == segment.path:
+                await self._durable(move)  # of what it was compacted from; both have one name
             move.copy = await self.in_thread(self._routes.of(move).copy_of, move, segment)
         return move.copy
 
