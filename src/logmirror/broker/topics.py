@@ -114,7 +114,7 @@ class Topics:
         rows = self._store.topics()
         names = {row.name for row in rows}
         for row in self._store.deleting():
-            self._remove_files(row, (), is_free=row.name not in names)
+            self._remove_files(row, is_free=row.name not in names)
         self._check_accepted(rows)
         self.partitions.begin(rows)
         for row in rows:
@@ -402,8 +402,9 @@ class Topics:
             log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
             log.producers.clear()
             self._commits.touch(log)
+        folders = [log.folder for log in topic.logs]
         if self.moves is not None:
-            await self.moves.forget(topic.logs)
+            folders += await self.moves.forget(topic.logs)
         for log in topic.logs:
             await self._commits.quiesce(log)
         self.partitions.ends.forget(topic.topic_id.bytes, len(topic.logs))
@@ -415,7 +416,7 @@ class Topics:
             configs={},
         )
         try:
-            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs)
+            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs, folders)
         except OSError as error:
             self._left_behind.add(topic.name)
             self.disk_failed(error)
@@ -423,7 +424,12 @@ class Topics:
         _LOG.info("topic %s deleted", topic.name)
 
     def _remove_files(
-        self, row: TopicRow, logs: Sequence[PartitionLog], *, is_free: bool = True
+        self,
+        row: TopicRow,
+        logs: Sequence[PartitionLog] = (),
+        had: Sequence[Path] = (),
+        *,
+        is_free: bool = True,
     ) -> None:
         """Remove what a deleted topic has. Blocks.
 
@@ -432,10 +438,11 @@ class Topics:
         Args:
             row: The topic.
             logs: Its logs, if they are open.
+            had: Their folders, and the old ones that moves could not remove.
             is_free: False: there is another topic of this name. It was created when no file of the
                 deleted one was left, so all files are its own.
         """
-        self._note_left(row, logs)
+        self._note_left(row, had)
         folders = self.dirs.folders(row.name) if is_free else []
         try:
             self._remove_folders(one for one in folders if one.parent != self.dirs.work_dir)
@@ -443,11 +450,11 @@ class Topics:
             self._left_behind.add(row.name)
             raise
         finally:
-            self._note_left(row, logs)  # a directory may have failed meanwhile
+            self._note_left(row, had)  # a directory may have failed meanwhile
             if self._bucket is not None:
                 here = [log for log in logs if self._bucket.is_open(log)]
                 self._bucket.delete_topic(row, here, lambda: self._forget(row))
-                self._remove_residences()
+                self._remove_residences(row.name)
         self._remove_folders(one for one in folders if one.parent == self.dirs.work_dir)
         if self._bucket is None and row.name not in self._left_behind:
             self._store.end_deletion(row.topic_id)
@@ -457,8 +464,8 @@ class Topics:
             remove_folder(folder)  # a move may be removing what it has left in it
             self._disk.sync_folder(folder.parent)
 
-    def _note_left(self, row: TopicRow, logs: Sequence[PartitionLog]) -> None:
-        if any(log.folder.parent.parent in self.dirs.offline for log in logs):
+    def _note_left(self, row: TopicRow, had: Sequence[Path]) -> None:
+        if any(folder.parent.parent in self.dirs.offline for folder in had):
             self._left_behind.add(row.name)
 
     def _forget(self, row: TopicRow) -> None:
@@ -467,10 +474,11 @@ class Topics:
         with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
             self._executor.submit(self._store.end_deletion, row.topic_id)
 
-    def _remove_residences(self) -> None:
-        """Begin to remove what has left the bucket. Blocks."""
+    def _remove_residences(self, topic: str = "") -> None:
+        """Begin to remove what has left the bucket, of one topic or of all. Blocks."""
         for residence in self._store.left_partitions() if self._bucket is not None else ():
-            self.remove_residence(residence)
+            if topic in {"", residence.topic}:
+                self.remove_residence(residence)
 
     def remove_residence(self, residence: Residence) -> None:
         """Begin to remove the objects of a partition that has left the bucket."""
@@ -478,8 +486,12 @@ class Topics:
             return
         self._removing.add(residence)
 
+        def end() -> None:
+            self._store.end_removal(residence)
+            self._removing.discard(residence)
+
         def forget() -> None:
             with contextlib.suppress(RuntimeError):  # as above
-                self._executor.submit(self._store.end_removal, residence)
+                self._executor.submit(end)
 
         self._bucket.remove_residence(residence, forget)

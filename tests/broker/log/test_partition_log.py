@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,15 +18,15 @@ import pytest
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.file_names import first_of
+from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.reading import ColdSegmentError, StorageError
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
-from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.errors import LogmirrorError, UnavailableError
 from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from logmirror.broker.log.partition_log import PartitionLog
 
 SEGMENT_BYTES = 300
@@ -284,10 +285,10 @@ def test_a_gap_before_the_open_segment_is_damage_and_nothing_is_touched(tmp_path
     sealed[-1].unlink()
     before = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
 
-    with pytest.raises(CorruptionError) as raised:
+    with pytest.raises(DamagedLogError) as raised:
         _open(folder)
 
-    assert raised.value.facts["expected"] < raised.value.facts["found"]
+    assert raised.value.facts["offset"] < first_of(Path(str(raised.value.facts["path"])))
     after = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
     assert after == before
 

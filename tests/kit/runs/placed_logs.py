@@ -33,6 +33,7 @@ from logmirror.broker.bucket.logs import BucketLogs
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.compaction import ByPlace, Compactor, OnDisk
 from logmirror.broker.dir_failures import StopLimit
+from logmirror.broker.log.open_segments import DamagedLogError
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves.move import MoveState
@@ -68,6 +69,10 @@ LIMIT_S: Final = 60.0
 """Of a life."""
 
 _CLEAN_S: Final = 20.0
+
+
+class UndecidedError(Exception):
+    """A start waits for the user, because no end of a partition was recorded (`open_segments`)."""
 
 
 class Life:
@@ -461,6 +466,8 @@ class Life:
             return
         if log.failure is not None and self.failing.has_failed_early:
             return
+        if isinstance(log.failure, DamagedLogError) and log.failure.facts["durable_end"] == 0:
+            raise UndecidedError
         if log.failure is not None:
             self.problems.append(f"{where}: offline: {log.failure!r}")
             return

@@ -14,7 +14,7 @@ from unittest import mock
 from kit.fakes.places import FailingStore, Power
 from kit.runs.placed_faults import Failing
 from kit.runs.placed_known import KnownTopic
-from kit.runs.placed_logs import LIMIT_S, Life
+from kit.runs.placed_logs import LIMIT_S, Life, UndecidedError
 from logmirror.broker import dir_failures
 from logmirror.broker.bucket import uploads
 from logmirror.broker.moves import mover
@@ -34,6 +34,9 @@ class World:
         folder: For the disks.
         lives: How many.
         fault_rate: How often a disk fails, of the lives before the last.
+
+    Attributes:
+        is_undecided: It ended at a start that waits for the user.
     """
 
     def __init__(self, seed: int, folder: Path, *, lives: int = 4, fault_rate: float = 0.0) -> None:
@@ -44,6 +47,7 @@ class World:
         self.ended: list[str] = []
         self.lives: list[Life] = []
         self._doubtful: Doubtful = {}
+        self.is_undecided = False
 
     def total(self, name: str) -> int:
         """Return the sum of a count of all lives."""
@@ -78,6 +82,10 @@ class World:
                 self.store.rate = 0.0
                 try:
                     is_off = _run(life, life.end if is_last else life.live)
+                except UndecidedError:
+                    self.is_undecided = True
+                    shutil.rmtree(self.folder)
+                    return []
                 except Exception as error:  # noqa: BLE001  # what a life does not expect
                     is_off, life.problems = False, [*life.problems, repr(error)]
                 if life.problems:

@@ -13,10 +13,11 @@ Bytes are damaged if one of these holds:
 Otherwise they are torn. Open segments behind a segment that is not sealed prove nothing: their
 records were never acknowledged (L2 in `partition_log`).
 
-Two cases are decided wrongly, both after a power loss only. A change in the batches of the last
+Three cases are decided wrongly, all after a power loss only. A change in the batches of the last
 `FLUSH_S`, with nothing intact behind it, passes for a torn write. A later unflushed batch that is
-on disk, with an earlier one that is not, passes for damage: nothing is lost, and the partition
-waits for the user.
+on disk, with an earlier one that is not, passes for damage; so does a later open segment without
+the one before, in the first `FLUSH_S` of a partition. Then nothing is lost, and the partition waits
+for the user.
 """
 
 from __future__ import annotations

@@ -251,10 +251,13 @@ def _read_open_segments(  # noqa: PLR0913  # what is known of the folder
     expected = found.sealed[-1].next_offset if found.sealed else None
     for number, first in enumerate(firsts):
         path = open_path(folder, first)
-        if expected is not None and known_end is not None and first > expected >= known_end:
-            # The name before it was not durable, nor was anything behind that acknowledged.
-            found.unreachable = [open_path(folder, later) for later in firsts[number:]]
-            break
+        if expected is not None and first > expected:
+            if known_end is None and not accept_loss:
+                raise damaged(folder, path, 0, expected, found.durable_end)
+            if known_end is None or expected >= known_end:
+                # The name before it was not durable, nor was anything behind that acknowledged.
+                found.unreachable = [open_path(folder, later) for later in firsts[number:]]
+                break
         if expected is not None and first != expected:
             raise CorruptionError(
                 "open segment does not continue the log",

@@ -51,7 +51,7 @@ from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import InternalError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Collection, Coroutine, Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -122,6 +122,9 @@ class Moves:
         """Called after an error, with paths in the log directories that it may be of."""
 
         self._lost: dict[Path, LogmirrorError] = {}
+        self._dropped: set[Move] = set()
+        """Cancelled moves, as long as something works on them."""
+
         self._unclean: dict[PartitionLog, tuple[Move, Path]] = {}
         """Logs whose last move could not remove its old folder: the move, and that folder."""
 
@@ -176,6 +179,7 @@ class Moves:
             raise
         for move in dropped:
             self._moves.pop(move.log, None)
+            self._dropped.add(move)
             self._run(self._remove(move))
         self._begin(move for move in begun if move.log.failure is None)
         return refused
@@ -234,15 +238,23 @@ class Moves:
             if move.is_active and log_dir in {move.target, _log_dir(move.log)}:
                 self._fail(move, failure.copy())
 
-    async def forget(self, logs: Iterable[PartitionLog]) -> None:
-        """End the moves of a deleted topic, whose folders are removed by the caller."""
+    async def forget(self, logs: Collection[PartitionLog]) -> list[Path]:
+        """End the moves of a deleted topic, whose folders are removed by the caller.
+
+        Returns the old folders that moves could not remove.
+        """
+        left: list[Path] = []
         for log in logs:
             move = self._moves.pop(log, None)
-            self._unclean.pop(log, None)
             if move is not None:
                 if move.is_shown:
                     self._detach(move, MoveState.CANCELLED)
                 await self._idle(move)
+            if log in self._unclean:
+                left.append(self._unclean.pop(log)[1])
+        for move in [one for one in self._dropped if one.log in logs]:
+            await self._idle(move)  # what it uploads is removed with the topic
+        return left
 
     async def close(self) -> None:
         """End the work in progress; the next start continues."""
@@ -433,6 +445,7 @@ class Moves:
     async def _remove(self, move: Move) -> None:
         """Remove the copy of a move that was cancelled."""
         await self._idle(move)
+        self._dropped.discard(move)
         await self._remove_all([move.future])
         for residence in self._routes.of(move).left(move):
             await self._copier.in_thread(self._routes.remove, residence)

@@ -1,0 +1,163 @@
+"""Goal: a topic that is deleted while its partitions move leaves nothing, and nothing comes back.
+
+Method: all of a broker but its network on models of disks and a store in memory (`placed_logs`), in
+which something happens at the worst moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kit.fakes.disk_faults import DiskFault, Kind
+from kit.fakes.places import FailingStore, Power
+from kit.runs import placed_logs
+from kit.runs.moving_log import until
+from kit.runs.placed_known import PLAIN, KnownTopic
+from kit.runs.placed_logs import Life, place_of
+from logmirror.broker.moves.upload import SegmentUpload
+from logmirror.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.move("E75")
+def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned(tmp_path):
+    """The deletion is known until the objects are removed; its name is used again before that."""
+    chance = random.Random(1)
+    store, known = FailingStore(chance), KnownTopic()
+    root, left = tmp_path / "before", tmp_path / "after"
+    for name in ("a", "b"):
+        (root / name / ".logmirror").mkdir(parents=True)
+
+    async def recreate(life: Life) -> None:
+        await life.start()
+        await life.move(0, "w")
+        await life.quiet()
+        await life.write(0, 5)
+        await life.flushed()
+        store.refused = "names"  # so that no objects are removed
+        await life.recreate()
+        await asyncio.gather(*life.writing)
+        life.writer(0).append(PLAIN)
+        await life.flushed()
+        assert life.rows is not None
+        assert life.rows.deleting()
+        await life.stop()
+
+    life = Life(root, store, known, chance, Power(0))
+    asyncio.run(recreate(life))
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    store.refused = ""
+    after = Life(left, store, known, chance, Power(0))
+    asyncio.run(after.end())
+    assert after.problems == []
+    assert known.generation == 2
+
+
+@pytest.mark.move("E75")
+def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path, monkeypatch):
+    """Both remove a folder; the second to come to a file finds that it is gone."""
+    chance, known, met = random.Random(1), KnownTopic(), []
+    for name in ("a", "b"):
+        (tmp_path / name / ".logmirror").mkdir(parents=True)
+    life = Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+
+    def remove(path: Path, **how: Any) -> None:
+        if not met and path.name == "t":
+            met.append(path)
+            raise FileNotFoundError(path)
+        life.disk.remove_tree(path, **how)
+
+    async def recreate() -> None:
+        await life.start()
+        await life.write(0, 5)
+        await life.flushed()
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        await life.recreate()
+        await asyncio.gather(*life.writing)
+        await life.stop()
+
+    asyncio.run(recreate())
+    assert met
+    assert known.generation == 2
+
+
+@pytest.mark.move("E75", "E93")
+def test_a_deleted_topic_whose_old_folder_is_on_a_dead_disk_is_not_created_again(tmp_path):
+    """Else the next start would find that folder, and take it for the new topic's."""
+    chance, store, known = random.Random(1), FailingStore(random.Random(2)), KnownTopic()
+    root, left = tmp_path / "before", tmp_path / "after"
+    for name in ("a", "b"):
+        (root / name / ".logmirror").mkdir(parents=True)
+    life = Life(root, store, known, chance, Power(0))
+
+    async def delete() -> None:
+        await life.start()
+        await life.write(1, 5)
+        await life.flushed()
+        assert life.topics.moves is not None
+        assert place_of(life.topic.logs[1]) == "b"
+
+        def fail(*_: Path) -> None:
+            life.disk.fault = DiskFault("b", Kind.DEAD, 1, 0)
+
+        life.topics.moves.when_moved = fail
+        await life.move(1, "w")
+        await until(lambda: bool(life.topics.dirs.offline))
+        await life.quiet()
+        with pytest.raises(UnavailableError, match="no topic can be created"):
+            await life.recreate()
+        await life.stop()
+
+    asyncio.run(delete())
+    assert (root / "b/t/1").exists()
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    after = Life(left, store, known, chance, Power(0))
+    asyncio.run(after.end())
+    assert after.problems == []
+
+
+@pytest.mark.move("E75")
+def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(tmp_path, monkeypatch):
+    """The object is removed, too, though the move has ended before the deletion."""
+    chance, known, may_finish = random.Random(1), KnownTopic(), threading.Event()
+    for name in ("a", "b"):
+        (tmp_path / name / ".logmirror").mkdir(parents=True)
+    life = Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+    finish, finishing, finished = SegmentUpload.finish, [], []
+
+    def late(upload: SegmentUpload) -> None:
+        finishing.append(upload)
+        assert may_finish.wait(60)
+        finish(upload)
+        finished.append(upload)
+
+    monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
+    monkeypatch.setattr(SegmentUpload, "finish", late)
+
+    async def work() -> None:
+        await life.start()
+        for _ in range(12):
+            life.writer(0).append(PLAIN)
+        await life.flushed()
+        await life.move(0, "w")
+        await until(lambda: bool(finishing))
+        await life.move(0, "a")
+        deleting = asyncio.ensure_future(life.recreate())
+        await asyncio.sleep(0.3)  # what is in the bucket would have been removed
+        may_finish.set()
+        await deleting
+        await until(lambda: finished == finishing)
+        await asyncio.gather(*life.writing)
+        await life._cleaned()  # noqa: SLF001  # the judge
+        await life.stop()
+
+    asyncio.run(work())
+    assert life.problems == []
