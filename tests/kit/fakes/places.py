@@ -8,9 +8,11 @@ is beside them; it is lost with the power. Each of the three may fail while ther
 from __future__ import annotations
 
 import os
+import random
 import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kit.fakes.disk_faults import Kind
 from kit.fakes.faulty_disk import PowerLossError
@@ -21,20 +23,32 @@ from logmirror.errors import OutcomeUnknownError, UnavailableError
 from logmirror.testing.memory_store import MemoryStore
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
     from kit.fakes.disk_faults import DiskFault
 
+_PAUSES_S: Final = (0.0005, 0.002, 0.006)
+
 
 class Power:
-    """Counts the calls of disks and store, and is lost at one of them."""
+    """Counts the calls of disks and store, and is lost at one of them.
 
-    def __init__(self, lost_at: int) -> None:
+    Args:
+        lost_at: The number of that call; 0: never.
+        pause_rate: How often a call waits a moment first, so that others overtake it.
+    """
+
+    def __init__(self, lost_at: int, pause_rate: float = 0.0) -> None:
+        self._pause_rate, self._chance = pause_rate, random.Random(lost_at)
         self.count, self._lost_at = 0, lost_at
         self._lock = threading.Lock()
         self.is_off = False
         self.when_lost: Callable[[], None] = lambda: None
+
+    def pause(self) -> None:
+        """Wait a moment, or not. Called without locks."""
+        if self._pause_rate and self._chance.random() < self._pause_rate:
+            time.sleep(self._chance.choice(_PAUSES_S))
 
     def use(self) -> bool:
         """Count a call; returns whether there is power."""
@@ -74,6 +88,7 @@ class PlacesDisk(TreeDisk, BucketDisk):
 
     def open_for_reading(self, path: Path) -> OpenFile:
         """See `BucketDisk.open_for_reading`."""
+        self._power.pause()
         if (error := self._error("read", path)) is not None:
             raise error
         return super().open_for_reading(path)
@@ -127,6 +142,7 @@ def _locked(name: str) -> Callable[..., Any]:
     modelled, plain = getattr(TreeDisk, name), getattr(BucketDisk, name)
 
     def call(self: Any, where: Path | OpenFile, *rest: Any) -> Any:
+        self._power.pause()
         with self.lock:
             if isinstance(where, OpenFile):
                 is_modelled = self.is_modelled(where)
@@ -162,6 +178,7 @@ class FailingStore(MemoryStore):
         self.power = Power(0)
 
     def _before(self, operation: str, name: str) -> None:
+        self.power.pause()
         is_lost = not self.power.use() or self._chance.random() < self.rate
         if is_lost or operation == self.refused:
             raise UnavailableError("no response", operation=operation, name=name)

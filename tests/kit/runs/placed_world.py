@@ -42,6 +42,7 @@ class World:
     def __init__(self, seed: int, folder: Path, *, lives: int = 4, fault_rate: float = 0.0) -> None:
         self.chance = random.Random(seed)
         self.folder, self._lives, self._fault_rate = folder, lives, fault_rate
+        self._pause_rate = self.chance.choice([0.0, 0.03])
         self.store = FailingStore(self.chance)
         self.known = KnownTopic()
         self.ended: list[str] = []
@@ -74,7 +75,8 @@ class World:
                     if is_last
                     else self.chance.choice([0, *(self.chance.randint(1, 300) for _ in range(3))])
                 )
-                life = Life(root, self.store, self.known, self.chance, Power(lost_at))
+                power = Power(lost_at, self._pause_rate)
+                life = Life(root, self.store, self.known, self.chance, power)
                 if not is_last:
                     life.failing = Failing(life, self.chance, self._fault_rate)
                 life.doubtful = self._doubtful
