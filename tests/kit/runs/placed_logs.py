@@ -440,10 +440,10 @@ class Life:
                     raise
 
     async def quiet(self) -> None:
-        """Wait until no move is in progress."""
+        """Wait until no move is in progress, unless the broker ends."""
         moves, deadline_s = self.topics.moves, time.monotonic() + LIMIT_S / 2
         assert moves is not None
-        while moves.all:
+        while moves.all and not self.failures.fatal.done():
             is_late = time.monotonic() > deadline_s
             failed = [move for move in moves.all if move.state is MoveState.FAILED]
             if is_late or not all(map(self.failing.may_end, failed)):
