@@ -243,7 +243,11 @@ async def _move_all(
         refused = {log for _, _, (_, log, _) in changes}
     for name, number, (_, log, target) in changes:
         if log in refused:
-            _LOG.warning("%s-%d cannot be moved to %s", name, number, target)
+            _LOG.warning(
+                "%s-%d cannot be moved to %s now: its last move is not complete, the database "
+                "cannot be written, or the directory has a folder of it; request it again",
+                *(name, number, target),
+            )
             codes[name][number] = ErrorCode.KAFKA_STORAGE_ERROR
 
 
