@@ -41,12 +41,7 @@ from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.s3 import LogBucket
 from kit.tiers import all_but, sized
-from logmirror.broker.log.disk import Disk
-from logmirror.broker.log.segment import Segment
-from logmirror.broker.moves.upload import SegmentUpload
-from logmirror.errors import UsageError
 from logmirror.failpoints import MOVE_POINTS, PLACE_POINTS
-from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -373,24 +368,6 @@ def test_a_broker_on_a_disk_gets_a_bucket(s3_server, tmp_path):
         [offset] = consumer.committed([TopicPartition("t", 0)], 20)
         assert offset.offset == 1_234
         consumer.close()
-
-
-def test_a_segment_with_offset_gaps_does_not_go_to_a_bucket(tmp_path):
-    store = FilesystemStore(tmp_path / "store", writer_id="w")
-    first = data_batch(5)
-    second = b"\0" * 7 + b"\7" + first[8:]  # from offset 7; the checksum does not cover that
-
-    def upload(content: bytes, last: int) -> SegmentUpload:
-        segment = Segment(tmp_path, 0, last, len(content), is_exact=False)
-        segment.path.write_bytes(content)
-        return SegmentUpload(store, Disk(), segment, "t@x/0", "")
-
-    with pytest.raises(UsageError, match="offset gaps"):
-        upload(first + second, 12)
-    with pytest.raises(UsageError, match="offset gaps"):
-        upload(first, 6)
-    found = upload(first, 5)  # not known after a power loss: it is read
-    assert found.append(len(first), 1) == len(first)
 
 
 @pytest.mark.slow

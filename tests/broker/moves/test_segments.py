@@ -15,9 +15,14 @@ from confluent_kafka import Producer
 
 from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, NONE, fill
-from kit.judges.partition_client import EARLIEST, Appended
+from kit.judges.partition_client import EARLIEST, Appended, data_batch
 from kit.runs.cleaning import set_config
 from kit.runs.commands import wait_until
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.segment import Segment
+from logmirror.broker.moves.upload import SegmentUpload
+from logmirror.errors import UsageError
+from logmirror.stores.filesystem import FilesystemStore
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
@@ -138,3 +143,21 @@ def test_e63_a_response_that_is_being_sent_outlives_the_old_files(dirs):
 
         slow.receive_frame = move_first
         assert slow.fetch(0).records == expected
+
+
+def test_a_segment_with_offset_gaps_does_not_go_to_a_bucket(tmp_path):
+    store = FilesystemStore(tmp_path / "store", writer_id="w")
+    first = data_batch(5)
+    second = b"\0" * 7 + b"\7" + first[8:]  # from offset 7; the checksum does not cover that
+
+    def upload(content: bytes, last: int) -> SegmentUpload:
+        segment = Segment(tmp_path, 0, last, len(content), is_exact=False)
+        segment.path.write_bytes(content)
+        return SegmentUpload(store, Disk(), segment, "t@x/0", "")
+
+    with pytest.raises(UsageError, match="offset gaps"):
+        upload(first + second, 12)
+    with pytest.raises(UsageError, match="offset gaps"):
+        upload(first, 6)
+    found = upload(first, 5)  # not known after a power loss: it is read
+    assert found.append(len(first), 1) == len(first)
