@@ -119,6 +119,7 @@ class _Recovery:
         self.segments = list(found.sealed)
         self.tail: Segment | None = None
         self.snapshot = found.snapshot
+        self._obsolete: Path | None = None
 
     def run(self, log_start: int) -> None:
         folder, disk, found = self._folder, self._disk, self._found
@@ -130,6 +131,8 @@ class _Recovery:
             disk.rewrite(self.snapshot, 0, self.snapshot.stat().st_size)
         if found.snapshot_due is not None:
             self._write_snapshot(found.sealed[-1].next_offset, found.snapshot_due)
+            disk.sync_folder(folder)
+            self._drop_snapshot()
         for opened in found.opened:
             if opened.is_damaged(found.durable_end):
                 self._seal_damaged(opened)
@@ -154,18 +157,25 @@ class _Recovery:
                 self._synced.add(path)
 
     def _write_snapshot(self, next_offset: int, snapshot: bytes) -> None:
-        """Write the producer state at the end of the last sealed segment."""
+        """Write the producer state at an offset.
+
+        The one before stays until a sealed segment ends there, or the next start would have none.
+        """
         path = snapshot_path(self._folder, next_offset)
         self._disk.write_synced(path, [snapshot])
-        if self.snapshot is not None:
-            self._disk.sync_folder(self._folder)
-            self._disk.unlink(self.snapshot)
-        self.snapshot = path
+        self._obsolete, self.snapshot = self.snapshot, path
+
+    def _drop_snapshot(self) -> None:
+        """Remove the snapshot before the last one. The folder is flushed."""
+        if self._obsolete is not None and self._obsolete != self.snapshot:
+            self._disk.unlink(self._obsolete)
+        self._obsolete = None
 
     def _seal(self, opened: OpenSegment, next_offset: int, snapshot: bytes) -> None:
         self._disk.rewrite(opened.path, opened.durable_bytes, opened.found_bytes)
         self._write_snapshot(next_offset, snapshot)
         seal_file(self._disk, self._folder, opened.first, next_offset)
+        self._drop_snapshot()
         self.segments.append(Segment(self._folder, opened.first, next_offset, opened.found_bytes))
 
     def _seal_damaged(self, opened: OpenSegment) -> None:
@@ -195,6 +205,7 @@ class _Recovery:
         disk.create(open_path(folder, first))
         self._write_snapshot(end, self._found.producers.to_bytes(end))
         seal_file(disk, folder, first, end)
+        self._drop_snapshot()
         self.segments.append(Segment(folder, first, end, 0))
         self._synced -= {folder.parent, folder.parent.parent}  # their names are new
         _LOG.warning("%s: loss accepted: stands for missing records", self.segments[-1].path)
