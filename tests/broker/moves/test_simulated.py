@@ -55,6 +55,7 @@ pytestmark = [
 SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
 _FAULT_RATE = 0.3
+_PAUSE_RATE = sized(0.0, 0.0, 0.03)
 _MANY = 400
 """From so many seeds on what a seed does on average decides, and a move fails for its target and is
 requested again. In fewer, everything else happens at least once."""
@@ -86,7 +87,8 @@ def test_e98_no_seed_loses_anything(tmp_path, monkeypatch):
     done = dict.fromkeys(_DONE, 0)
     lost, again, undecided, ways = 0, 0, 0, set()
     for seed in range(SEEDS):
-        world = World(seed, tmp_path / str(seed), fault_rate=_FAULT_RATE)
+        rates = {"fault_rate": _FAULT_RATE, "pause_rate": _PAUSE_RATE}
+        world = World(seed, tmp_path / str(seed), **rates)
         assert world.run() == [], f"seed {seed}"
         for name in _DONE:
             done[name] += sum(getattr(life, name) for life in world.lives)

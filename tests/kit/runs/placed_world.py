@@ -34,15 +34,24 @@ class World:
         folder: For the disks.
         lives: How many.
         fault_rate: How often a disk fails, of the lives before the last.
+        pause_rate: How often a call of a disk or the store waits a moment, in half of the worlds.
 
     Attributes:
         is_undecided: It ended at a start that waits for the user.
     """
 
-    def __init__(self, seed: int, folder: Path, *, lives: int = 4, fault_rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        *,
+        lives: int = 4,
+        fault_rate: float = 0.0,
+        pause_rate: float = 0.0,
+    ) -> None:
         self.chance = random.Random(seed)
         self.folder, self._lives, self._fault_rate = folder, lives, fault_rate
-        self._pause_rate = self.chance.choice([0.0, 0.03])
+        self._pause_rate = self.chance.choice([0.0, pause_rate])
         self.store = FailingStore(self.chance)
         self.known = KnownTopic()
         self.ended: list[str] = []
