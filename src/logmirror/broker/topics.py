@@ -427,7 +427,7 @@ class Topics:
         self,
         row: TopicRow,
         logs: Sequence[PartitionLog] = (),
-        had: Sequence[Path] = (),
+        places: Sequence[Path] = (),
         *,
         is_free: bool = True,
     ) -> None:
@@ -438,11 +438,11 @@ class Topics:
         Args:
             row: The topic.
             logs: Its logs, if they are open.
-            had: Their folders, and the old ones that moves could not remove.
+            places: Their folders, and the old ones that moves could not remove.
             is_free: False: there is another topic of this name. It was created when no file of the
                 deleted one was left, so all files are its own.
         """
-        self._note_left(row, had)
+        self._note_left(row, places)
         folders = self.dirs.folders(row.name) if is_free else []
         try:
             self._remove_folders(one for one in folders if one.parent != self.dirs.work_dir)
@@ -450,7 +450,7 @@ class Topics:
             self._left_behind.add(row.name)
             raise
         finally:
-            self._note_left(row, had)  # a directory may have failed meanwhile
+            self._note_left(row, places)  # a directory may have failed meanwhile
             if self._bucket is not None:
                 here = [log for log in logs if self._bucket.is_open(log)]
                 self._bucket.delete_topic(row, here, lambda: self._forget(row))
@@ -464,8 +464,8 @@ class Topics:
             remove_folder(folder)  # a move may be removing what it has left in it
             self._disk.sync_folder(folder.parent)
 
-    def _note_left(self, row: TopicRow, had: Sequence[Path]) -> None:
-        if any(folder.parent.parent in self.dirs.offline for folder in had):
+    def _note_left(self, row: TopicRow, places: Sequence[Path]) -> None:
+        if any(folder.parent.parent in self.dirs.offline for folder in places):
             self._left_behind.add(row.name)
 
     def _forget(self, row: TopicRow) -> None:
@@ -474,10 +474,10 @@ class Topics:
         with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
             self._executor.submit(self._store.end_deletion, row.topic_id)
 
-    def _remove_residences(self, topic: str = "") -> None:
+    def _remove_residences(self, topic: str | None = None) -> None:
         """Begin to remove what has left the bucket, of one topic or of all. Blocks."""
         for residence in self._store.left_partitions() if self._bucket is not None else ():
-            if topic in {"", residence.topic}:
+            if topic in {None, residence.topic}:
                 self.remove_residence(residence)
 
     def remove_residence(self, residence: Residence) -> None:

@@ -396,7 +396,7 @@ def test_e97_the_tools_move_into_the_bucket_and_cancel(apache_tools, dirs, tmp_p
 
 
 def move_all(found: DiskAndBucket, target: str | Path) -> None:
-    """Request moves, again while the last ones wait for the bucket to forget where they were."""
+    """Request moves; again, if the last ones are not complete in the bucket after 5 s."""
     wanted = {target: {"t": tuple(range(PARTITIONS))}}
     with found.client() as client:
         wait_until(

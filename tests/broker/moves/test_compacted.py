@@ -10,7 +10,7 @@ import random
 import threading
 from typing import Any
 
-from kit.fakes.places import FailingStore, Power
+from kit.fakes.places import FailingStore, Power, make_disks
 from kit.runs import placed_logs
 from kit.runs.moving_log import Job, Life, Rows, check, compact, prepare, run
 from kit.runs.placed_known import PLAIN, KnownTopic
@@ -68,9 +68,7 @@ def test_a_segment_that_is_compacted_before_it_is_opened_for_an_upload_is_upload
 ):
     """It is not known whether it holds every offset: its end was lost with the power."""
     chance, known = random.Random(1), KnownTopic()
-    for name in ("a", "b"):
-        (tmp_path / name / ".logmirror").mkdir(parents=True)
-    life = placed_logs.Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+    life = placed_logs.Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
     begin, uploaded, is_replaced = SegmentUpload.__init__, list[Any](), threading.Event()
 
     def late(upload: SegmentUpload, store: Any, disk: Any, segment: Any, *more: Any) -> None:

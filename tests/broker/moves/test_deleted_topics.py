@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kit.fakes.disk_faults import DiskFault, Kind
-from kit.fakes.places import FailingStore, Power
+from kit.fakes.places import FailingStore, Power, make_disks
 from kit.runs import placed_logs
 from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
@@ -32,9 +32,7 @@ def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned
     """The deletion is known until the objects are removed; its name is used again before that."""
     chance = random.Random(1)
     store, known = FailingStore(chance), KnownTopic()
-    root, left = tmp_path / "before", tmp_path / "after"
-    for name in ("a", "b"):
-        (root / name / ".logmirror").mkdir(parents=True)
+    root, left = make_disks(tmp_path / "before"), tmp_path / "after"
 
     async def recreate(life: Life) -> None:
         await life.start()
@@ -65,9 +63,7 @@ def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned
 def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path, monkeypatch):
     """Both remove a folder; the second to come to a file finds that it is gone."""
     chance, known, met = random.Random(1), KnownTopic(), []
-    for name in ("a", "b"):
-        (tmp_path / name / ".logmirror").mkdir(parents=True)
-    life = Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+    life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
 
     def remove(path: Path, **how: Any) -> None:
         if not met and path.name == "t":
@@ -93,9 +89,7 @@ def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path
 def test_a_deleted_topic_whose_old_folder_is_on_a_dead_disk_is_not_created_again(tmp_path):
     """Else the next start would find that folder, and take it for the new topic's."""
     chance, store, known = random.Random(1), FailingStore(random.Random(2)), KnownTopic()
-    root, left = tmp_path / "before", tmp_path / "after"
-    for name in ("a", "b"):
-        (root / name / ".logmirror").mkdir(parents=True)
+    root, left = make_disks(tmp_path / "before"), tmp_path / "after"
     life = Life(root, store, known, chance, Power(0))
 
     async def delete() -> None:
@@ -125,12 +119,13 @@ def test_a_deleted_topic_whose_old_folder_is_on_a_dead_disk_is_not_created_again
 
 
 @pytest.mark.move("E75")
-def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(tmp_path, monkeypatch):
-    """The object is removed, too, though the move has ended before the deletion."""
+@pytest.mark.parametrize("deleted", ["t", "another"])
+def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(
+    tmp_path, monkeypatch, deleted
+):
+    """The object is removed, too; until then the database knows that there may be one."""
     chance, known, may_finish = random.Random(1), KnownTopic(), threading.Event()
-    for name in ("a", "b"):
-        (tmp_path / name / ".logmirror").mkdir(parents=True)
-    life = Life(tmp_path, FailingStore(chance), known, chance, Power(0))
+    life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
     finish, finishing, finished = SegmentUpload.finish, [], []
 
     def late(upload: SegmentUpload) -> None:
@@ -150,8 +145,15 @@ def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(tmp_path,
         await life.move(0, "w")
         await until(lambda: bool(finishing))
         await life.move(0, "a")
-        deleting = asyncio.ensure_future(life.recreate())
+        if deleted == "t":
+            deleting = asyncio.ensure_future(life.recreate())
+        else:
+            another = await life.topics.create(deleted, 1, {})
+            assert another is not None
+            deleting = asyncio.ensure_future(life.topics.delete(another))
         await asyncio.sleep(0.3)  # what is in the bucket would have been removed
+        assert life.rows is not None
+        assert [one.topic for one in life.rows.left_partitions()] == ["t"]
         may_finish.set()
         await deleting
         await until(lambda: finished == finishing)

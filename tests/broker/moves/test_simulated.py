@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from kit.fakes.disk_faults import DiskFault, Kind
-from kit.fakes.places import FailingStore, Power
+from kit.fakes.places import FailingStore, Power, make_disks
 from kit.runs import placed_logs
 from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
@@ -56,6 +56,8 @@ SEEDS = sized(40, 400, 10_000)
 _BUG_SEEDS = 500
 _FAULT_RATE = 0.3
 _PAUSE_RATE = sized(0.0, 0.0, 0.03)
+"""In the nightly run only: of 3,400 worlds with waits, two showed what is not explained yet."""
+
 _MANY = 400
 """From so many seeds on what a seed does on average decides, and a move fails for its target and is
 requested again. In fewer, everything else happens at least once."""
@@ -353,9 +355,7 @@ def test_producers_go_out_of_a_bucket_before_their_state_is_stored_there(tmp_pat
     """The last sealed segment is not uploaded yet, and its records are deleted."""
     chance, may_upload = random.Random(1), threading.Event()
     store, known = FailingStore(chance), KnownTopic()
-    root, left = tmp_path / "before", tmp_path / "after"
-    for name in ("a", "b"):
-        (root / name / ".logmirror").mkdir(parents=True)
+    root, left = make_disks(tmp_path / "before"), tmp_path / "after"
 
     async def leave(life: Life) -> None:
         await life.start()

@@ -60,6 +60,13 @@ class Power:
             return not self.is_off
 
 
+def make_disks(root: Path) -> Path:
+    """Make the log directories of the two disks; returns the folder they are in."""
+    for name in ("a", "b"):
+        (root / name / ".logmirror").mkdir(parents=True)
+    return root
+
+
 class PlacesDisk(TreeDisk, BucketDisk):
     """The model for the disks. The working folder is lost with the power. For several threads."""
 

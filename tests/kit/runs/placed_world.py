@@ -11,7 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from kit.fakes.places import FailingStore, Power
+from kit.fakes.places import FailingStore, Power, make_disks
 from kit.runs.placed_faults import Failing
 from kit.runs.placed_known import KnownTopic
 from kit.runs.placed_logs import LIMIT_S, Life, UndecidedError
@@ -65,9 +65,7 @@ class World:
 
     def run(self) -> list[str]:
         """Return what is wrong."""
-        root = self.folder / "now"
-        for name in ("a", "b"):
-            (root / name / ".logmirror").mkdir(parents=True)
+        root = make_disks(self.folder / "now")
         at_once = {"_STEPS": self.chance.choice([1, 2]), "_ACTIVE": self.chance.choice([1, 8])}
         with (
             mock.patch.multiple(mover, _RETRY_S=0, _PAUSE_S=0.005, **at_once),

@@ -15,9 +15,9 @@ records were never acknowledged (L2 in `partition_log`).
 
 Three cases are decided wrongly, all after a power loss only. A change in the batches of the last
 `FLUSH_S`, with nothing intact behind it, passes for a torn write. A later unflushed batch that is
-on disk, with an earlier one that is not, passes for damage; so does a later open segment without
-the one before, in the first `FLUSH_S` of a partition. Then nothing is lost, and the partition waits
-for the user.
+on disk, with an earlier one that is not, passes for damage: nothing is lost, and the partition
+waits for the user. So does a later open segment without the one before, if no durable end of the
+partition was recorded.
 """
 
 from __future__ import annotations

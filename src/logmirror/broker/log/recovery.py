@@ -119,7 +119,6 @@ class _Recovery:
         self.segments = list(found.sealed)
         self.tail: Segment | None = None
         self.snapshot = found.snapshot
-        self._obsolete: Path | None = None
 
     def run(self, log_start: int) -> None:
         folder, disk, found = self._folder, self._disk, self._found
@@ -130,9 +129,10 @@ class _Recovery:
             # The page cache is not believed, see above.
             disk.rewrite(self.snapshot, 0, self.snapshot.stat().st_size)
         if found.snapshot_due is not None:
-            self._write_snapshot(found.sealed[-1].next_offset, found.snapshot_due)
+            path = snapshot_path(folder, found.sealed[-1].next_offset)
+            disk.write_synced(path, [found.snapshot_due])
             disk.sync_folder(folder)
-            self._drop_snapshot()
+            self._replace_snapshot(path)
         for opened in found.opened:
             if opened.is_damaged(found.durable_end):
                 self._seal_damaged(opened)
@@ -156,26 +156,25 @@ class _Recovery:
                 self._disk.sync_folder(path)
                 self._synced.add(path)
 
-    def _write_snapshot(self, next_offset: int, snapshot: bytes) -> None:
-        """Write the producer state at an offset.
+    def _seal_file(self, first: int, next_offset: int, snapshot: bytes) -> None:
+        """Seal an open segment.
 
-        The one before stays until a sealed segment ends there, or the next start would have none.
+        The old producer snapshot stays until a sealed segment ends at the new one: a start does not
+        believe a snapshot at any other offset.
         """
         path = snapshot_path(self._folder, next_offset)
         self._disk.write_synced(path, [snapshot])
-        self._obsolete, self.snapshot = self.snapshot, path
+        seal_file(self._disk, self._folder, first, next_offset)
+        self._replace_snapshot(path)
 
-    def _drop_snapshot(self) -> None:
-        """Remove the snapshot before the last one. The folder is flushed."""
-        if self._obsolete is not None and self._obsolete != self.snapshot:
-            self._disk.unlink(self._obsolete)
-        self._obsolete = None
+    def _replace_snapshot(self, path: Path) -> None:
+        old, self.snapshot = self.snapshot, path
+        if old is not None:
+            self._disk.unlink(old)
 
     def _seal(self, opened: OpenSegment, next_offset: int, snapshot: bytes) -> None:
         self._disk.rewrite(opened.path, opened.durable_bytes, opened.found_bytes)
-        self._write_snapshot(next_offset, snapshot)
-        seal_file(self._disk, self._folder, opened.first, next_offset)
-        self._drop_snapshot()
+        self._seal_file(opened.first, next_offset, snapshot)
         self.segments.append(Segment(self._folder, opened.first, next_offset, opened.found_bytes))
 
     def _seal_damaged(self, opened: OpenSegment) -> None:
@@ -203,9 +202,7 @@ class _Recovery:
         folder, disk, end = self._folder, self._disk, _unused(self._found.durable_end, 0)
         disk.make_folder(folder)
         disk.create(open_path(folder, first))
-        self._write_snapshot(end, self._found.producers.to_bytes(end))
-        seal_file(disk, folder, first, end)
-        self._drop_snapshot()
+        self._seal_file(first, end, self._found.producers.to_bytes(end))
         self.segments.append(Segment(folder, first, end, 0))
         self._synced -= {folder.parent, folder.parent.parent}  # their names are new
         _LOG.warning("%s: loss accepted: stands for missing records", self.segments[-1].path)

@@ -255,7 +255,8 @@ def _read_open_segments(  # noqa: PLR0913  # what is known of the folder
             if known_end is None and not accept_loss:
                 raise damaged(folder, path, 0, expected, found.durable_end)
             if known_end is None or expected >= known_end:
-                # The name before it was not durable, nor was anything behind that acknowledged.
+                # The name before it was not durable, nor was anything behind that acknowledged;
+                # or the user gives that up.
                 found.unreachable = [open_path(folder, later) for later in firsts[number:]]
                 break
         if expected is not None and first != expected:

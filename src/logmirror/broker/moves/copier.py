@@ -192,7 +192,7 @@ class Copier:
         if move.copy is None or not self._routes.of(move).fits(move.copy, segment):
             move.copy, move.position = None, 0
             if move.finishing is not None and move.finishing.path == segment.path:
-                await self._durable(move)  # of what it was compacted from; both have one name
+                await self._durable(move)  # a copy from before compaction: it has the same name
             move.copy = await self.in_thread(self._routes.of(move).copy_of, move, segment)
         return move.copy
 

@@ -51,7 +51,7 @@ from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import InternalError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -238,12 +238,12 @@ class Moves:
             if move.is_active and log_dir in {move.target, _log_dir(move.log)}:
                 self._fail(move, failure.copy())
 
-    async def forget(self, logs: Collection[PartitionLog]) -> list[Path]:
+    async def forget(self, logs: Iterable[PartitionLog]) -> list[Path]:
         """End the moves of a deleted topic, whose folders are removed by the caller.
 
         Returns the old folders that moves could not remove.
         """
-        left: list[Path] = []
+        logs, left = set(logs), []
         for log in logs:
             move = self._moves.pop(log, None)
             if move is not None:
