@@ -147,8 +147,8 @@ def test_few_of_many_syncs_include_the_first_and_the_last(count):
 def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic_name):
     """Also MM-51."""
     with ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client:
-        create_sync_topic(client, topic_name, mirror="m")
-        create_sync_topic(client, topic_name, mirror="m")  # it is there
+        create_sync_topic(client, topic_name, SYSTEM_CLOCK, mirror="m")
+        create_sync_topic(client, topic_name, SYSTEM_CLOCK, mirror="m")  # it is there
         described = client.topic(syncs_topic(topic_name))
         assert sorted(described.partitions) == [0]
         assert client.describe_topic_configs(described.name)["cleanup.policy"] == "compact"

@@ -282,7 +282,7 @@ def test_an_offset_of_a_replica_that_keeps_offsets_is_exact_in_all_of_them(offse
 def test_a1_a2_of_topics_that_logmirror_wrote(java, kafka_431, topic_name):
     servers = kafka_431.bootstrap
     with ClusterClient(connection_settings(servers, {})) as client:
-        create_sync_topic(client, topic_name, mirror="m")
+        create_sync_topic(client, topic_name, SYSTEM_CLOCK, mirror="m")
         checkpoints = f"{topic_name}.checkpoints.internal"
         kafka_431.create_topic(checkpoints, config={"cleanup.policy": "compact"})
         produce(servers, checkpoints, [Message(*checkpoint(500, 405))])

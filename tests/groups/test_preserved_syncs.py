@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import TopicPartition as Committed
 
+from kit.fakes.late_topics import LateTopics
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.gaps import trim
 from kit.runs.inline_run import config_text, mirror_to_cluster
@@ -20,18 +21,20 @@ from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
 from logmirror.app.specs import link_specs
 from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster import offset_syncs
 from logmirror.cluster.client import EARLIEST, LATEST, ClusterClient
 from logmirror.cluster.offset_syncs import OffsetSyncWriter, create_sync_topic
 from logmirror.cluster.properties import connection_settings
 from logmirror.config.settings import load_text
 from logmirror.errors import UnavailableError
 from logmirror.groups import preserved_syncs
+from logmirror.groups.checkpoint_topics import CheckpointTopics
 from logmirror.groups.link import Link
 from logmirror.groups.preserved_syncs import PreservedSyncs
 from logmirror.groups.translation import Log
 from logmirror.model import TopicPartition
 from logmirror.wire.decode import RecordDecoder
-from logmirror.wire.mirrormaker import decode_sync, syncs_topic
+from logmirror.wire.mirrormaker import Checkpoint, decode_checkpoint, decode_sync, syncs_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,14 +56,20 @@ class World:
         self.processes: list[PreservedSyncs] = []
         self.syncs = self.process()
 
-    def process(self, target: Any = None, alias: str | None = None) -> PreservedSyncs:
+    def process(
+        self,
+        target: Any = None,
+        alias: str | None = None,
+        source: Any = None,
+        clock: Any = SYSTEM_CLOCK,
+    ) -> PreservedSyncs:
         made = PreservedSyncs(
-            self.client,
+            source or self.client,
             target or self.client,
             alias=alias or self.alias,
             mirror="m",
             decoder=RecordDecoder(),
-            clock=SYSTEM_CLOCK,
+            clock=clock,
         )
         self.processes.append(made)
         return made
@@ -164,7 +173,7 @@ def test_a_recreated_replica_that_is_longer_begins_again(world):
 
 
 def test_pairs_of_a_former_replica_with_new_offsets_are_ended(world):
-    create_sync_topic(world.client, world.alias, mirror="m")
+    create_sync_topic(world.client, world.alias, SYSTEM_CLOCK, mirror="m")
     with world.client.pipeline() as pipeline:
         writer = OffsetSyncWriter(pipeline, world.alias, SYSTEM_CLOCK, mirror="m")
         writer.write_and_wait({world.orders: [(5, 900)]})
@@ -243,6 +252,45 @@ def test_syncs_that_were_not_acknowledged_are_written_after_a_look_at_the_topic(
     world.grow(60)
 
     assert world.write() == [0, 101, 202, 249, 309]
+
+
+def test_a_topic_that_the_brokers_do_not_know_yet_is_waited_for(world, caplog):
+    world.grow(250)
+    late = LateTopics(world.client, polls=3)
+
+    assert world.write(world.process(source=late, clock=late)) == [0, 101, 202, 249]
+    assert "offset syncs" not in caplog.text
+
+
+def test_a_topic_that_the_brokers_know_much_later_is_written_then(world, caplog, monkeypatch):
+    monkeypatch.setattr(offset_syncs, "_READY_MS", -1)
+    world.grow(250)
+    late = LateTopics(world.client, polls=1)
+    process = world.process(source=late, clock=late)
+    assert world.write(process) == []
+    late.sleep_ms(1)
+
+    assert world.write(process) == [0, 101, 202, 249]
+    assert "disabled" not in caplog.text
+
+
+def test_checkpoints_are_readable_although_the_brokers_know_their_topic_late(world):
+    late = LateTopics(world.client, polls=2)
+    topics = CheckpointTopics(
+        late,
+        source_alias=world.alias,
+        target_alias="target",
+        transactional_id=world.alias,
+        topics={world.orders.topic},
+        decoder=RecordDecoder(),
+        clock=late,
+    )
+    with contextlib.closing(topics):
+        topics.begin()
+        assert topics.unreadable is None
+        topics.write([Checkpoint("group", world.orders.topic, 0, 7, 7, "")], {})
+    (row,) = rows_by_librdkafka(world.server, f"{world.alias}.checkpoints.internal")
+    assert decode_checkpoint(row.key, row.value).downstream == 7
 
 
 def test_a_link_syncs_what_groups_have_committed_and_begins_again_in_a_recreated_replica(world):

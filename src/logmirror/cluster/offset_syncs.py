@@ -17,9 +17,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
+from logmirror.cluster.new_topics import await_leader
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.model import TimestampType, TopicPartition
 from logmirror.wire.checksum import crc32c
@@ -46,6 +48,9 @@ _IN_FLIGHT_MAX: Final = 10
 
 _BATCH_RECORDS: Final = 1_000
 """The most syncs in one batch; one with the longest name has some 300 bytes."""
+
+_READY_MS: Final = 10_000
+"""How long to wait for the leader of the topic."""
 
 _T = TypeVar("_T")
 
@@ -115,14 +120,16 @@ def thinned(pairs: Sequence[_T], most: int = SYNCS_MAX) -> list[_T]:
     return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
 
 
-def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> bool:
+def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror: str) -> bool:
     """Create the topic for syncs; log a warning if it cannot be created.
 
-    Returns whether there is such a topic.
+    Returns whether there is such a topic. Its leader may not respond yet, although this waits for
+    it for `_READY_MS`: a write to it fails, and does no harm.
 
     Args:
         source: The source cluster.
         alias: The name of the destination.
+        clock: For the wait.
         mirror: The name of the mirror, for the log event.
 
     Raises:
@@ -139,11 +146,7 @@ def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> bool
     try:
         source.admin.create_topic(topic, partition_count=1, configs={"cleanup.policy": "compact"})
     except UsageError as error:
-        if error.facts.get("error") == "TOPIC_ALREADY_EXISTS":
-            return True
-        try:
-            source.topic(topic)
-        except UsageError:
+        if error.facts.get("error") != "TOPIC_ALREADY_EXISTS" and not _is_visible(source, topic):
             _LOG.warning(
                 "offset syncs disabled: the source refused to create their topic",
                 extra={
@@ -157,6 +160,16 @@ def create_sync_topic(source: ClusterClient, alias: str, *, mirror: str) -> bool
                 },
             )
             return False
+    with contextlib.suppress(LogmirrorError):
+        await_leader(source, TopicPartition(topic, 0), clock, timeout_ms=_READY_MS)
+    return True
+
+
+def _is_visible(source: ClusterClient, topic: str) -> bool:
+    try:
+        source.topic(topic)
+    except UsageError:
+        return False
     return True
 
 

@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -26,6 +27,7 @@ import pyarrow.compute as pc
 
 from logmirror import failpoints
 from logmirror.cluster.client import EARLIEST, LATEST
+from logmirror.cluster.new_topics import await_leader
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
     CorruptionError,
@@ -81,6 +83,9 @@ _FENCED_CODES: Final = frozenset({47, 90})
 
 _STALL_MS: Final = 30_000
 """How long the start waits for the topic's end: a transaction may be open there."""
+
+_READY_MS: Final = 10_000
+"""How long to wait for the leader of a topic that was just created."""
 
 _READ_AGAIN_MS: Final = 60_000
 """How long after a refusal the topic is read again: the permission may have been granted."""
@@ -206,6 +211,9 @@ class CheckpointTopics:
             except UsageError as error:
                 if error.facts.get("error") != "TOPIC_ALREADY_EXISTS":
                     raise
+            with contextlib.suppress(UsageError):
+                where = TopicPartition(topic, 0)
+                await_leader(self._client, where, self._clock, timeout_ms=_READY_MS)
 
     # -- reading -----------------------------------------------------------------------------------
 

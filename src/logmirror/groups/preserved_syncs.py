@@ -25,6 +25,7 @@ from logmirror.cluster.offset_syncs import (
     create_sync_topic,
     thinned,
 )
+from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import LogmirrorError, UsageError
 from logmirror.groups.replicas import SyncReader
 from logmirror.wire.mirrormaker import syncs_topic
@@ -117,7 +118,7 @@ class PreservedSyncs:
             self.close()
             facts = {"mirror": self._mirror, "destination": self._alias, "error": error.message}
             extra = {"facts": {**error.facts, **facts}}
-            if isinstance(error, UsageError):
+            if isinstance(error, UsageError) and not isinstance(error, NotFoundError):
                 self._is_refused = True
                 _LOG.warning("offset syncs disabled: the source refused them", extra=extra)
             else:
@@ -155,7 +156,7 @@ class PreservedSyncs:
         return written is None or written.next != log.end
 
     def _begin(self) -> None:
-        if not create_sync_topic(self._source, self._alias, mirror=self._mirror):
+        if not create_sync_topic(self._source, self._alias, self._clock, mirror=self._mirror):
             self._is_refused = True
             return
         reader = SyncReader(self._source, syncs_topic(self._alias), self._decoder)

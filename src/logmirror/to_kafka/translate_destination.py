@@ -12,13 +12,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from logmirror import failpoints
-from logmirror.cluster.client import LATEST
+from logmirror.cluster.new_topics import await_leader
 from logmirror.cluster.offset_syncs import create_sync_topic
-from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import (
     LogmirrorError,
     PositionError,
-    UnavailableError,
     UsageError,
 )
 from logmirror.mirror.ports import Begun
@@ -39,7 +37,6 @@ from logmirror.to_kafka.translate_progress import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.observer import Observer
@@ -83,10 +80,10 @@ class TranslateDestination(PreserveDestination):
         kafka, prepared = self.spec, self._clusters.prepared
         if kafka.cluster not in prepared:
             _create_progress_topic(self._client, kafka.replication_factor)
-            _await_progress_topic(self._client, self._clock)
+            await_leader(self._client, PROGRESS, self._clock, timeout_ms=STALL_MS)
             prepared.add(kafka.cluster)
         if (source, kafka.name) not in prepared:
-            create_sync_topic(source, kafka.name, mirror=kafka.mirror)
+            create_sync_topic(source, kafka.name, self._clock, mirror=kafka.mirror)
             prepared.add((source, kafka.name))
 
     def positions(
@@ -212,21 +209,6 @@ class TranslateDestination(PreserveDestination):
                     copied_by=key.mirror,
                     position=progress.next_offset,
                 )
-
-
-def _await_progress_topic(cluster: ClusterClient, clock: Clock) -> None:
-    """Wait until the brokers return the topic's metadata, and its leader serves requests."""
-    deadline_ms = clock.monotonic_ms() + STALL_MS
-    while True:
-        try:
-            cluster.topic(PROGRESS_TOPIC)
-            cluster.list_offsets([PROGRESS], LATEST)
-        except (NotFoundError, UnavailableError):
-            if clock.monotonic_ms() > deadline_ms:
-                raise
-            clock.sleep_ms(_POLL_MS)
-        else:
-            return
 
 
 def _create_progress_topic(cluster: ClusterClient, replication_factor: int) -> None:

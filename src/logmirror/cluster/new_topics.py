@@ -1,0 +1,38 @@
+"""A topic that was just created: the controller knows it before the brokers and its leader do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from logmirror.cluster.client import LATEST
+from logmirror.cluster.retry import NotFoundError
+from logmirror.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from logmirror.clock import Clock
+    from logmirror.cluster.client import ClusterClient
+    from logmirror.model import TopicPartition
+
+_POLL_MS: Final = 100
+
+
+def await_leader(
+    cluster: ClusterClient, partition: TopicPartition, clock: Clock, *, timeout_ms: int
+) -> None:
+    """Wait until the brokers return the topic's metadata, and the partition's leader responds.
+
+    Raises:
+        UsageError: The topic was not visible within the time, or permission is missing.
+        UnavailableError: The leader did not respond within the time.
+    """
+    deadline_ms = clock.monotonic_ms() + timeout_ms
+    while True:
+        try:
+            cluster.topic(partition.topic)
+            cluster.list_offsets([partition], LATEST)
+        except (NotFoundError, UnavailableError):
+            if clock.monotonic_ms() > deadline_ms:
+                raise
+            clock.sleep_ms(_POLL_MS)
+        else:
+            return
