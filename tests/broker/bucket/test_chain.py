@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,11 @@ from logmirror.errors import (
     UnavailableError,
 )
 from logmirror.testing.memory_store import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from logmirror.stores.base import Tail as Listed
 
 TOPIC = b"t" * 16
 
@@ -87,6 +93,50 @@ def test_a_number_is_given_once():
     assert (old.epoch, new.epoch) == (1, 2)
     assert new.create(new.packed([data(1, 3)], 0)) == 3
     new.check()
+
+
+class Overtaken(MemoryStore):
+    """A store in which objects are created while the end of the chain is listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], object]] = []
+
+    def tail(self, folder: str, after: str = "") -> Listed:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        return super().tail(folder, after)
+
+
+def test_what_an_owner_creates_while_it_checks_is_not_taken_for_another_owners():
+    """A start checks while the database's changes are written by the thread of the commits."""
+    store = Overtaken()
+    owner = ChainWriter(store, b"o" * 8)
+    owner.take_over()
+    store.meanwhile = [lambda: owner.create(owner.packed([data(0, 1)], 0))]
+    owner.check()
+    next_one = owner.packed([data(1, 2)], 0)
+    store.meanwhile = [lambda: store.create(commit_name(owner.next_sequence), next_one)]
+    owner.check()  # the response has not come yet
+    assert owner.create(next_one) == 2
+
+    store.meanwhile = [lambda: ChainWriter(store, b"n" * 8).take_over()]
+    with pytest.raises(FencedError):
+        owner.check()
+
+
+def test_a_later_owner_is_noticed_behind_what_an_owner_creates_while_it_checks():
+    store = Overtaken()
+    owner, other = ChainWriter(store, b"o" * 8), ChainWriter(store, b"n" * 8)
+    owner.take_over()
+
+    def both() -> None:
+        store.create(commit_name(owner.next_sequence), owner.packed([data(0, 1)], 0))
+        other.take_over()
+
+    store.meanwhile = [both]
+    with pytest.raises(FencedError):
+        owner.check()
 
 
 def test_a_lost_response_is_looked_up():

@@ -8,6 +8,7 @@ statements of moves.
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import shutil
 import time
@@ -17,10 +18,14 @@ import pytest
 
 from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, NONE, fill
+from kit.fakes.places import FailingStore, Power, make_disks
 from kit.judges.partition_client import Appended
+from kit.runs import placed_logs
 from kit.runs.moving_log import Life, Rows, check, prepare, run, until
+from kit.runs.placed_known import PLAIN, KnownTopic
 from kit.tiers import sized
 from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import PART, SegmentCopy
 from logmirror.broker.moves.move import MoveState
@@ -136,3 +141,41 @@ def test_e59_an_append_at_any_moment_and_then_silence_complete_a_move_of_a_broke
             dirs.wait_in("t", target)
             number += 1
         assert [offset for offset, _ in contents(partition)] == [*range(100 * number)]
+
+
+@pytest.mark.move("E93")
+def test_a_partition_whose_place_is_not_known_is_not_moved_again_before_the_next_start(
+    tmp_path, monkeypatch
+):
+    """The row of its move says what the objects in the bucket belong to (H1)."""
+    chance, store, known = random.Random(1), FailingStore(random.Random(2)), KnownTopic()
+    root, left = make_disks(tmp_path / "before"), tmp_path / "after"
+    life = placed_logs.Life(root, store, known, chance, Power(0))
+
+    def lost(*_: object) -> None:
+        raise OSError(errno.EIO, "not written")
+
+    async def work() -> None:
+        await life.start()
+        for _ in range(9):
+            life.writer(0).append(PLAIN)
+        await life.flushed()
+        monkeypatch.setattr(MetadataStore, "enter_bucket", lost)
+        await life.move(0, "w")
+        await life.quiet()
+        assert life.topic.logs[0].failure is not None
+        assert life.rows is not None
+        rows = life.rows.moves()
+        assert len(rows) == 1
+        for place in ("b", "w", "a"):
+            await life.move(0, place)
+        assert life.rows.moves() == rows
+        monkeypatch.undo()
+        await life.stop()
+
+    asyncio.run(work())
+    life.disk.after_power_loss(left, keep=lambda n: n, some=lambda: True)
+    after = placed_logs.Life(left, store, known, chance, Power(0))
+    asyncio.run(after.end())
+    assert after.problems == []
+    assert placed_logs.place_of(after.topic.logs[0]) == "w"

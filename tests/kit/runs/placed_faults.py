@@ -157,8 +157,9 @@ class Failing:
         wanted = [one for one in failed if one.log.failure is None]
         async with moves.turn:
             refused = await moves.change([(one.key, one.log, one.target) for one in wanted])
-        if refused and not life.power.is_off:
-            self._says(f"refused are {[str(log.folder) for log in refused]}")
+        online = [str(log.folder) for log in refused if log.failure is None]
+        if online and not life.power.is_off:
+            self._says(f"refused are {online}")
         await life.quiet()
         life.again += len(wanted)
         for one in wanted:

@@ -109,19 +109,27 @@ class ChainWriter:
             return False  # only a later owner removes the object at our end
 
     def check(self) -> None:
-        """Check that no other owner has taken over, without writing.
+        """Check that no other owner has taken over, without writing. Safe from any thread.
 
         Raises:
             FencedError: One has.
         """
         name = commit_name(self.next_sequence - 1).rpartition("/")[2]
-        later = [
-            n for n in self._store.tail(COMMITS, after=name).names if sequence_of(n) is not None
-        ]
-        if later:
-            raise FencedError(
-                "another broker took over this log dir", name=later[0], epoch=self.epoch
-            )
+        for later in self._store.tail(COMMITS, after=name).names:
+            sequence = sequence_of(later)
+            if sequence is not None and not self._has_created(sequence):
+                raise FencedError(
+                    "another broker took over this log dir", name=later, epoch=self.epoch
+                )
+
+    def _has_created(self, sequence: int) -> bool:
+        """Whether an object is of this owner; its response may not have come yet."""
+        if sequence < self.next_sequence:
+            return True
+        try:
+            return decode(self._store.read(commit_name(sequence))).writer == self._writer
+        except KeyError:
+            return sequence < self.next_sequence  # else a later owner has removed it
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:

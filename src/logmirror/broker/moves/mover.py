@@ -150,14 +150,16 @@ class Moves:
             wanted: The requests.
 
         Returns:
-            The logs that cannot be moved: the directory has a folder of the partition already,
-            which is not this partition.
+            The logs that cannot be moved: they are offline, and the row of their last move may be
+            needed (H1); or the directory has a folder of the partition already, which is not this
+            partition.
 
         Raises:
             LogmirrorError: The database could not be written; the moves of these partitions failed.
         """
         wanted = list(wanted)
         refused = await self._occupied(wanted)
+        refused |= {log for _, log, _ in wanted if log.failure is not None}
         begun, dropped = list[Move](), list[Move]()
         for key, log, target in wanted:
             old = self._moves.get(log)
