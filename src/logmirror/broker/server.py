@@ -306,7 +306,7 @@ def _moves(  # noqa: PLR0913, PLR0917  # the broker's parts
     routes = Routes(disk)
     if isinstance(commits, BucketCommit):
         places = topics.dirs, topics.partitions.ends
-        remove = topics.remove_residence
+        remove = topics.removal.remove_residence
         routes = BucketRoutes(disk, *places, commits, store, changers, remove)
     return Moves(store, commits, disk, movers, changers, throttle, routes)
 

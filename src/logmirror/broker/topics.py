@@ -8,7 +8,6 @@ has in a bucket is removed in the background: it may be thousands of objects.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -17,15 +16,16 @@ from logmirror.broker.changes import Changes, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.durable_ends import BackgroundFlush
 from logmirror.broker.metadata import MetadataStore, TopicRow, new_uuid
-from logmirror.broker.moves.move import Move, remove_folder
+from logmirror.broker.moves.move import Move
 from logmirror.broker.partitions import Partitions
 from logmirror.broker.topic import RefusedTopicError, Topic, TopicDeletedError, check_name
 from logmirror.broker.topic_configs import TopicConfigs
+from logmirror.broker.topic_removal import TopicRemoval
 from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from logmirror.broker.log.segment_cache import SegmentCache
     from logmirror.broker.moves.mover import Moves
     from logmirror.broker.options import BrokerOptions
-    from logmirror.broker.place_rows import Residence
     from logmirror.errors import LogmirrorError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -71,11 +70,7 @@ class Topics:
         self._disk = disk
         self._ends_flush = BackgroundFlush(self.partitions.ends)
         self._changes = Changes(options.change_timeout_s)
-        self._removing: set[Residence] = set()
-        self._left_behind: set[str] = set()
-        """Deleted topics whose files could not all be removed. The next start removes all that have
-        these names, so no topic of such a name is created until then."""
-
+        self.removal = TopicRemoval(store, executor, disk, self.dirs, bucket)
         self.by_name: dict[str, Topic] = {}
         self.by_id: dict[bytes, Topic] = {}
         self.version = 0
@@ -114,7 +109,7 @@ class Topics:
         rows = self._store.topics()
         names = {row.name for row in rows}
         for row in self._store.deleting():
-            self._remove_files(row, is_free=row.name not in names)
+            self.removal.remove(row, is_free=row.name not in names)
         self._check_accepted(rows)
         self.partitions.begin(rows)
         for row in rows:
@@ -122,7 +117,7 @@ class Topics:
             for log in self.by_name[row.name].logs:
                 self._commits.touch(log)
         self.partitions.finish()
-        self._remove_residences()
+        self.removal.remove_residences()
 
     def follow(self, moves: Moves) -> None:
         """Continue the moves between log directories, now that all partitions are open."""
@@ -235,7 +230,7 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS, f"partitions: 1 to {MAX_TOPIC_PARTITIONS}"
             )
         self._check_room(partition_count)
-        if name in self._left_behind:
+        if name in self.removal.left_behind:
             reason = "files of a deleted topic of this name are left; the next start removes them"
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         if self.dirs.folders(name):
@@ -416,82 +411,10 @@ class Topics:
             configs={},
         )
         try:
-            await loop.run_in_executor(self._executor, self._remove_files, row, topic.logs, folders)
+            remove = self.removal.remove
+            await loop.run_in_executor(self._executor, remove, row, topic.logs, folders)
         except OSError as error:
-            self._left_behind.add(topic.name)
+            self.removal.left_behind.add(topic.name)
             self.disk_failed(error)
             raise
         _LOG.info("topic %s deleted", topic.name)
-
-    def _remove_files(
-        self,
-        row: TopicRow,
-        logs: Sequence[PartitionLog] = (),
-        places: Sequence[Path] = (),
-        *,
-        is_free: bool = True,
-    ) -> None:
-        """Remove what a deleted topic has. Blocks.
-
-        The deletion is forgotten, in the end, when nothing is left on a disk.
-
-        Args:
-            row: The topic.
-            logs: Its logs, if they are open.
-            places: Their folders, and the old ones that moves could not remove.
-            is_free: False: there is another topic of this name. It was created when no file of the
-                deleted one was left, so all files are its own.
-        """
-        self._note_left(row, places)
-        folders = self.dirs.folders(row.name) if is_free else []
-        try:
-            self._remove_folders(one for one in folders if one.parent != self.dirs.work_dir)
-        except OSError:
-            self._left_behind.add(row.name)
-            raise
-        finally:
-            self._note_left(row, places)  # a directory may have failed meanwhile
-            if self._bucket is not None:
-                here = [log for log in logs if self._bucket.is_open(log)]
-                self._bucket.delete_topic(row, here, lambda: self._forget(row))
-                self._remove_residences(row.name)
-        self._remove_folders(one for one in folders if one.parent == self.dirs.work_dir)
-        if self._bucket is None and row.name not in self._left_behind:
-            self._store.end_deletion(row.topic_id)
-
-    def _remove_folders(self, folders: Iterable[Path]) -> None:
-        for folder in folders:
-            remove_folder(folder)  # a move may be removing what it has left in it
-            self._disk.sync_folder(folder.parent)
-
-    def _note_left(self, row: TopicRow, places: Sequence[Path]) -> None:
-        if any(folder.parent.parent in self.dirs.offline for folder in places):
-            self._left_behind.add(row.name)
-
-    def _forget(self, row: TopicRow) -> None:
-        if row.name in self._left_behind:
-            return
-        with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
-            self._executor.submit(self._store.end_deletion, row.topic_id)
-
-    def _remove_residences(self, topic: str | None = None) -> None:
-        """Begin to remove what has left the bucket, of one topic or of all. Blocks."""
-        for residence in self._store.left_partitions() if self._bucket is not None else ():
-            if topic in {None, residence.topic}:
-                self.remove_residence(residence)
-
-    def remove_residence(self, residence: Residence) -> None:
-        """Begin to remove the objects of a partition that has left the bucket."""
-        if self._bucket is None or residence in self._removing:
-            return
-        self._removing.add(residence)
-
-        def end() -> None:
-            self._store.end_removal(residence)
-            self._removing.discard(residence)
-
-        def forget() -> None:
-            with contextlib.suppress(RuntimeError):  # as above
-                self._executor.submit(end)
-
-        self._bucket.remove_residence(residence, forget)

@@ -41,6 +41,7 @@ from logmirror.broker.moves.move import MoveState
 from logmirror.broker.moves.mover import Moves
 from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import Residence
+from logmirror.broker.topic_removal import TopicRemoval
 from logmirror.broker.topics import Topics
 
 if TYPE_CHECKING:
@@ -191,7 +192,9 @@ def test_a_copy_that_is_not_durable_is_found(tmp_path, monkeypatch):
 @PLANTED
 def test_a_bucket_that_keeps_what_has_left_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
-    monkeypatch.setattr("logmirror.broker.topics.Topics.remove_residence", lambda *_: None)
+    monkeypatch.setattr(
+        "logmirror.broker.topic_removal.TopicRemoval.remove_residence", lambda *_: None
+    )
     assert found_by(tmp_path)
 
 
@@ -246,12 +249,12 @@ def test_a_compacted_object_without_a_row_is_found(tmp_path, monkeypatch):
 def test_a_start_that_takes_the_files_of_a_topic_for_those_of_a_deleted_one_is_found(
     tmp_path, monkeypatch
 ):
-    remove = Topics._remove_files  # noqa: SLF001  # the planted fault
+    remove = TopicRemoval.remove
 
     def all_of_the_name(self: Any, row: Any, logs: Any, **_: bool) -> None:
         remove(self, row, logs)
 
-    monkeypatch.setattr(Topics, "_remove_files", all_of_the_name)
+    monkeypatch.setattr(TopicRemoval, "remove", all_of_the_name)
     assert found_by(tmp_path)
 
 

@@ -293,7 +293,7 @@ def run(life: Life, work: Callable[[], Any]) -> bool:
         watcher = asyncio.ensure_future(watch())
         await asyncio.wait([task, off], return_when=asyncio.FIRST_COMPLETED)
         if hasattr(life, "moves"):
-            life.moves.is_stopping = True  # so that asyncio cancels no step that has not begun
+            life.moves.stop()  # so that asyncio cancels no step that has not begun
         life.executor.end()
         for _ in range(3):
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from kit.runs.placed_known import KnownTopic
 from kit.runs.placed_logs import LIMIT_S, Life, UndecidedError
 from logmirror.broker import dir_failures
 from logmirror.broker.bucket import uploads
-from logmirror.broker.moves import mover
+from logmirror.broker.moves import mover, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,8 @@ class World:
         root = make_disks(self.folder / "now")
         at_once = {"_STEPS": self.chance.choice([1, 2]), "_ACTIVE": self.chance.choice([1, 8])}
         with (
-            mock.patch.multiple(mover, _RETRY_S=0, _PAUSE_S=0.005, **at_once),
+            mock.patch.multiple(mover, _RETRY_S=0, _PAUSE_S=0.005),
+            mock.patch.multiple(turns, **at_once),
             mock.patch.object(dir_failures, "PAUSE_S", 0.001),
             mock.patch.object(uploads, "_FIRST_PAUSE_MS", 1),
             mock.patch.object(uploads, "_LONGEST_PAUSE_MS", 5),
@@ -126,7 +127,7 @@ class World:
 async def _abandon(life: Life) -> None:
     """Cancel everything that is in progress."""
     if hasattr(life, "topics") and life.topics.moves is not None:
-        life.topics.moves.is_stopping = True  # so that no step is begun, and cancelled before
+        life.topics.moves.stop()  # so that no step is begun, and cancelled before
     for _ in range(3):
         await asyncio.sleep(0)
     for one in asyncio.all_tasks() - {asyncio.current_task()}:

@@ -21,7 +21,8 @@
   right. So a partition is not moved again before its old folder has no name of a partition.
 - M6 A failed move leaves the partition where it is, and its row, so that a restart tries again.
 
-All methods run on the event loop; files are copied in threads, a step at a time, the moves in turn.
+All methods run on the event loop; files are copied in threads, a step at a time, the moves in
+`turns`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
@@ -46,6 +46,7 @@ from logmirror.broker.moves.move import (
     remove_folder,
 )
 from logmirror.broker.moves.routes import Routes
+from logmirror.broker.moves.turns import Turns
 from logmirror.broker.place_rows import MoveRow
 from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import InternalError, LogmirrorError, UnavailableError
@@ -62,12 +63,6 @@ if TYPE_CHECKING:
     from logmirror.broker.moves.throttle import Throttle
 
 _LOG: Final = logging.getLogger(__name__)
-_ACTIVE: Final = 8
-"""Moves in turn, so that few files are open; the others have not begun."""
-
-_STEPS: Final = 2
-"""Steps that run at once."""
-
 _RETRY_S: Final = 0.02
 _PAUSE_S: Final = 2.0
 _AWAY_MS: Final = 600_000.0
@@ -105,12 +100,8 @@ class Moves:
         self.throttle, self.counts = throttle, MoveCounts()
         self._copier = Copier(self._routes, commits, threads, throttle, self.counts)
         self._moves: dict[PartitionLog, Move] = {}
-        self._backlog: deque[Move] = deque()
-        self._active: set[Move] = set()
-        self._waiting: deque[Move] = deque()
-        self._steps: dict[Move, asyncio.Task[None]] = {}
+        self._turns = Turns(self._step)
         self._background: set[asyncio.Task[None]] = set()
-        self.is_stopping = False
         self._stopping = asyncio.Event()
         self.turn = asyncio.Lock()
         """Of `change`."""
@@ -228,10 +219,10 @@ class Moves:
         for move in moves:
             move.way = self._routes.way_of(move.log.folder, move.target)
             self._moves[move.log] = move
-            self._backlog.append(move)
+            self._turns.add(move)
             if move.target in self._lost:
                 self._fail(move, self._lost[move.target].copy())
-        self._pump()
+        self._turns.go_on()
 
     def lose(self, log_dir: Path, failure: LogmirrorError) -> None:
         """Fail the moves from and to a log directory that failed, also those that begin later."""
@@ -258,15 +249,18 @@ class Moves:
             await self._idle(move)  # what it uploads is removed with the topic
         return left
 
+    def stop(self) -> None:
+        """Begin no more work."""
+        self._stopping.set()
+        self._turns.stop()
+
     async def close(self) -> None:
         """End the work in progress; the next start continues."""
-        self.is_stopping = True
-        self._stopping.set()
-        self._waiting.clear()
+        self.stop()
         for move in self._moves.values():  # a step in progress must not swap: nothing follows
             if move.is_active:
                 self._detach(move, MoveState.COPYING)
-        while left := {*self._steps.values(), *self._background, *self._behind()}:
+        while left := {*self._turns.steps, *self._background, *self._behind()}:
             await asyncio.wait(left)
 
     def _behind(self) -> list[asyncio.Future[None]]:
@@ -275,26 +269,6 @@ class Moves:
         return [behind for behind in found if behind is not None and not behind.done()]
 
     # Copying
-
-    def _pump(self) -> None:
-        while len(self._steps) < _STEPS and not self.is_stopping:
-            while self._backlog and len(self._active) < _ACTIVE:
-                move = self._backlog.popleft()
-                self._active.add(move)
-                self._waiting.append(move)
-            if not self._waiting:
-                return
-            move = self._waiting.popleft()
-            if not move.is_active:
-                self._active.discard(move)
-            else:
-                self._steps[move] = step = asyncio.ensure_future(self._step(move))
-                step.add_done_callback(functools.partial(self._stepped, move))
-
-    def _stepped(self, move: Move, _: asyncio.Task[None]) -> None:
-        del self._steps[move]
-        self._waiting.append(move)
-        self._pump()
 
     async def _step(self, move: Move) -> None:
         try:
@@ -336,7 +310,7 @@ class Moves:
     # Following, and the swap
 
     async def _follow(self, move: Move) -> None:
-        if not move.is_active or self.is_stopping:
+        if not move.is_active or self._stopping.is_set():
             return
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
@@ -395,7 +369,10 @@ class Moves:
 
     def _clean_again(self, log: PartitionLog) -> None:
         move, old = self._unclean[log]
-        if not self.is_stopping and not {_log_dir(log), old.parent.parent} & self._lost.keys():
+        if (
+            not self._stopping.is_set()
+            and not {_log_dir(log), old.parent.parent} & self._lost.keys()
+        ):
             del self._unclean[log]
             self._moves[log] = move
             move.cleaning = self._run(self._clean(move, old, log.folder))
@@ -463,7 +440,7 @@ class Moves:
 
     async def _idle(self, move: Move) -> None:
         """Wait until nothing works on a move."""
-        while (step := self._steps.get(move)) is not None:
+        while (step := self._turns.step_of(move)) is not None:
             await asyncio.wait([step])
         if move.behind is not None:
             await asyncio.wait([move.behind])

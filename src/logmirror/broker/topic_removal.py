@@ -1,0 +1,126 @@
+"""Removes what deleted topics have: their folders on disks, and their objects in a bucket.
+
+A deletion is in the database until nothing is left of the topic on a disk and in the bucket. Until
+then each start comes here again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from logmirror.broker.moves.move import remove_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from logmirror.broker.bucket.logs import BucketLogs
+    from logmirror.broker.log.disk import Disk
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.log_dirs.placement import LogDirs
+    from logmirror.broker.metadata import MetadataStore, TopicRow
+    from logmirror.broker.place_rows import Residence
+
+
+class TopicRemoval:
+    """What removes. Its methods block, and are safe from several threads.
+
+    Args:
+        store: The broker's database.
+        executor: For changes of the database, from the threads of the bucket.
+        disk: The system calls.
+        dirs: The log directories.
+        bucket: The one in a bucket, if there is one.
+
+    Attributes:
+        left_behind: Deleted topics whose files could not all be removed. The next start removes all
+            that have these names, so no topic of such a name is created until then.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        executor: Executor,
+        disk: Disk,
+        dirs: LogDirs,
+        bucket: BucketLogs | None,
+    ) -> None:
+        self._store, self._executor = store, executor
+        self._disk, self._dirs, self._bucket = disk, dirs, bucket
+        self._removing: set[Residence] = set()
+        self.left_behind: set[str] = set()
+
+    def remove(
+        self,
+        row: TopicRow,
+        logs: Sequence[PartitionLog] = (),
+        places: Sequence[Path] = (),
+        *,
+        is_free: bool = True,
+    ) -> None:
+        """Remove what a deleted topic has. Blocks.
+
+        The deletion is forgotten, in the end, when nothing is left on a disk.
+
+        Args:
+            row: The topic.
+            logs: Its logs, if they are open.
+            places: Their folders, and the old ones that moves could not remove.
+            is_free: False: there is another topic of this name. It was created when no file of the
+                deleted one was left, so all files are its own.
+        """
+        self._note_left(row, places)
+        folders = self._dirs.folders(row.name) if is_free else []
+        try:
+            self._remove_folders(one for one in folders if one.parent != self._dirs.work_dir)
+        except OSError:
+            self.left_behind.add(row.name)
+            raise
+        finally:
+            self._note_left(row, places)  # a directory may have failed meanwhile
+            if self._bucket is not None:
+                here = [log for log in logs if self._bucket.is_open(log)]
+                self._bucket.delete_topic(row, here, lambda: self._forget(row))
+                self.remove_residences(row.name)
+        self._remove_folders(one for one in folders if one.parent == self._dirs.work_dir)
+        if self._bucket is None and row.name not in self.left_behind:
+            self._store.end_deletion(row.topic_id)
+
+    def _remove_folders(self, folders: Iterable[Path]) -> None:
+        for folder in folders:
+            remove_folder(folder)  # a move may be removing what it has left in it
+            self._disk.sync_folder(folder.parent)
+
+    def _note_left(self, row: TopicRow, places: Sequence[Path]) -> None:
+        if any(folder.parent.parent in self._dirs.offline for folder in places):
+            self.left_behind.add(row.name)
+
+    def _forget(self, row: TopicRow) -> None:
+        if row.name in self.left_behind:
+            return
+        with contextlib.suppress(RuntimeError):  # the broker stops; the next start comes here again
+            self._executor.submit(self._store.end_deletion, row.topic_id)
+
+    def remove_residences(self, topic: str | None = None) -> None:
+        """Begin to remove what has left the bucket, of one topic or of all. Blocks."""
+        for residence in self._store.left_partitions() if self._bucket is not None else ():
+            if topic in {None, residence.topic}:
+                self.remove_residence(residence)
+
+    def remove_residence(self, residence: Residence) -> None:
+        """Begin to remove the objects of a partition that has left the bucket."""
+        if self._bucket is None or residence in self._removing:
+            return
+        self._removing.add(residence)
+
+        def end() -> None:
+            self._store.end_removal(residence)
+            self._removing.discard(residence)
+
+        def forget() -> None:
+            with contextlib.suppress(RuntimeError):  # as above
+                self._executor.submit(end)
+
+        self._bucket.remove_residence(residence, forget)
