@@ -9,7 +9,6 @@ removed.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -19,17 +18,13 @@ import pytest
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from kit.judges.clients import rows_by_librdkafka
 from kit.judges.partition_client import EARLIEST, Appended, PartitionClient, data_batch
+from kit.runs.small_logs import PRODUCER, append_batch, flush, open_log, read
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
-from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.partition_transactions import Marker
-from logmirror.broker.log.reading import ColdSegmentError
-from logmirror.broker.log.recovery import recover
-from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError
-from logmirror.wire.records import decode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,31 +32,13 @@ if TYPE_CHECKING:
 
     from logmirror.broker.log.partition_log import PartitionLog
 
-SEGMENT_BYTES = 300
-"""Room for two or three batches of these tests."""
-
-PRODUCER = 8
 OUT_OF_ORDER = 45
 INVALID_PRODUCER_EPOCH = 47
 
 
-def _open(folder: Path, disk: Disk | None = None, log_start: int = 0) -> PartitionLog:
-    disk = disk or Disk()
-    cache = SegmentCache(disk)
-    options = {"disk": disk, "cache": cache, "segment_bytes": SEGMENT_BYTES}
-    return recover(folder, log_start=log_start, **options)
-
-
 def _append(log: PartitionLog, number: int) -> None:
-    batch = memoryview(bytearray(data_batch(2, producer_id=PRODUCER, sequence=number * 2)))
-    assert log.append(batch, check_batch(batch, max_bytes=10**6)) == number * 2
-
-
-def _flush(log: PartitionLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job, None)
+    batch = data_batch(2, producer_id=PRODUCER, sequence=number * 2)
+    assert append_batch(log, batch) == number * 2
 
 
 def _remove(disk: Disk, log: PartitionLog) -> None:
@@ -70,18 +47,7 @@ def _remove(disk: Disk, log: PartitionLog) -> None:
 
 
 def _offsets(log: PartitionLog) -> list[int]:
-    """Read all offsets from the log start on, as a consumer does."""
-    offset, found = log.log_start, []
-    while offset < log.high_watermark:
-        try:
-            ranges = log.read(offset, 1000, at_least_one=True)
-        except ColdSegmentError as cold:
-            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
-            continue
-        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
-        found += [record.offset for record in decode_reference(data) if record.offset >= offset]
-        offset = found[-1] + 1
-    return found
+    return [record.offset for record in read(log)]
 
 
 def _last_sequence(log: PartitionLog) -> int:
@@ -90,11 +56,11 @@ def _last_sequence(log: PartitionLog) -> int:
 
 def _workload(disk: Disk, folder: Path, starts: list[int], acked: list[int]) -> None:
     """Append and delete in turn; `starts` gets the log start offsets, as in the database."""
-    log = _open(folder, disk)
+    log = open_log(folder, disk)
     for number in range(30):
         _append(log, number)
         if number % 3 == 2:
-            _flush(log)
+            flush(log)
             acked[0] = log.high_watermark
         if number % 7 == 6:
             starts[0] = log.high_watermark - number % 4
@@ -110,7 +76,7 @@ def test_segments_below_the_log_start_are_removed_and_the_rest_is_whole(tmp_path
     names = sorted(path.name for path in folder.iterdir() if path.suffix == ".batches")
     assert starts[0] > 40
     assert all(int(name[21:41]) >= starts[0] for name in names)
-    again = _open(folder, log_start=starts[0])
+    again = open_log(folder, log_start=starts[0])
     assert _offsets(again) == list(range(starts[0], 60))
     assert _last_sequence(again) == 59
 
@@ -134,30 +100,30 @@ def test_power_loss_before_any_call_restores_no_deleted_record_and_loses_none(tm
             some=lambda chance=chance: chance.random() < 0.5,
         )
 
-        log = _open(left, log_start=starts[0])
+        log = open_log(left, log_start=starts[0])
 
         assert log.log_start == starts[0]
         assert _offsets(log) == list(range(starts[0], log.log_end))
         assert log.log_end >= acked[0]
         if log.log_end:
             assert _last_sequence(log) == log.log_end - 1
-        again = _open(left, log_start=starts[0])
+        again = open_log(left, log_start=starts[0])
         assert (again.log_start, again.log_end) == (log.log_start, log.log_end)
 
 
 def test_files_of_deleted_records_that_a_crash_left_go_at_the_start(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     for number in range(20):
         _append(log, number)
-    _flush(log)
+    flush(log)
     sealed = sorted(folder.glob("*.batches"))
     assert len(sealed) > 4
     sealed[1].unlink()  # of several that were to go, the file system forgot one
 
     with pytest.raises(CorruptionError):
-        _open(folder)
-    again = _open(folder, log_start=30)
+        open_log(folder)
+    again = open_log(folder, log_start=30)
 
     assert _offsets(again) == list(range(30, 40))
     assert not sealed[0].exists()
@@ -166,18 +132,18 @@ def test_files_of_deleted_records_that_a_crash_left_go_at_the_start(tmp_path):
 
 def test_producers_are_known_although_all_they_wrote_is_deleted(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     for number in range(20):
         _append(log, number)
     log.append_marker(Marker(99, 3, is_commit=True, coordinator_epoch=5), 1000)
-    _flush(log)
+    flush(log)
     log.advance_start(log.high_watermark)
     _remove(Disk(), log)
     assert not list(folder.glob("*.batches"))
     before = list(log.producers.items())
 
     for _ in range(2):
-        again = _open(folder, log_start=41)
+        again = open_log(folder, log_start=41)
         assert list(again.producers.items()) == before
         assert _offsets(again) == []
 
@@ -186,12 +152,12 @@ def _forgets_nothing_when_all_is_deleted(folder: Path, log: PartitionLog, end: i
     log.advance_start(end)
     _remove(Disk(), log)
     assert not list(folder.glob("*.batches"))
-    return _last_sequence(_open(folder, log_start=end)) == end - 1
+    return _last_sequence(open_log(folder, log_start=end)) == end - 1
 
 
 def test_producers_of_segments_that_recovery_sealed_are_known_without_them(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     for number in range(20):
         _append(log, number)  # nothing is flushed, so nothing is sealed before the "crash"
     assert len(list(folder.glob(".*.open"))) > 4
@@ -199,7 +165,7 @@ def test_producers_of_segments_that_recovery_sealed_are_known_without_them(tmp_p
     last.write_bytes(b"")  # so that the remaining segment has no producer state
     end = int(last.name[1:21])
 
-    log = _open(folder)
+    log = open_log(folder)
 
     assert len(list(folder.glob("*.batches"))) > 4
     assert _forgets_nothing_when_all_is_deleted(folder, log, end)
@@ -207,47 +173,47 @@ def test_producers_of_segments_that_recovery_sealed_are_known_without_them(tmp_p
 
 def test_producers_of_segments_without_a_snapshot_are_known_without_them(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     for number in range(20):
         _append(log, number)
-    _flush(log)
+    flush(log)
     last = max(folder.glob(".*.open"))
     last.write_bytes(b"")
     end = int(last.name[1:21])
     for snapshot in folder.glob(".*.producers"):
         snapshot.unlink()  # as where the segments came from an archive
 
-    assert _forgets_nothing_when_all_is_deleted(folder, _open(folder), end)
+    assert _forgets_nothing_when_all_is_deleted(folder, open_log(folder), end)
 
 
 def test_a_segment_that_is_being_sealed_is_not_removed_before(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     _append(log, 0)
-    _flush(log)
+    flush(log)
     for number in range(1, 4):
         _append(log, number)
         if len(list(folder.glob(".*.open"))) == 2:
             break
-        _flush(log)
+        flush(log)
     assert len(list(folder.glob(".*.open"))) == 2
     log.advance_start(log.high_watermark)
 
     assert log.take_deleted() == []
-    _flush(log)
+    flush(log)
     assert [segment.next_offset for segment in log.take_deleted()] == [log.log_start]
     assert _offsets(log) == list(range(log.log_start, log.log_end))
 
 
 def test_a_log_that_ends_before_its_start_is_not_opened(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     _append(log, 0)
-    _flush(log)
+    flush(log)
 
-    assert _open(folder, log_start=2).log_end == 2
+    assert open_log(folder, log_start=2).log_end == 2
     with pytest.raises(CorruptionError) as raised:
-        _open(folder, log_start=3)
+        open_log(folder, log_start=3)
 
     assert (raised.value.facts["durable_end"], raised.value.facts["offset"]) == (3, 2)
 
@@ -263,10 +229,10 @@ def test_a_file_that_cannot_be_removed_has_no_effect(tmp_path, caplog):
         with ThreadPoolExecutor(1) as executor:
             disk = Stuck()
             commits = GroupCommit(lambda _: executor, disk)
-            log = _open(tmp_path / "t" / "0", disk)
+            log = open_log(tmp_path / "t" / "0", disk)
             for number in range(20):
                 _append(log, number)
-            _flush(log)
+            flush(log)
             log.advance_start(30)
             commits.remove_deleted(log)
             await commits.wait_removed(log)
@@ -275,7 +241,7 @@ def test_a_file_that_cannot_be_removed_has_no_effect(tmp_path, caplog):
     asyncio.run(act())
 
     assert "deleted segments could not be removed" in caplog.text
-    assert _offsets(_open(tmp_path / "t" / "0", log_start=30)) == list(range(30, 40))
+    assert _offsets(open_log(tmp_path / "t" / "0", log_start=30)) == list(range(30, 40))
     assert not list((tmp_path / "t" / "0").glob("*0000000000-*.batches"))
 
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from kit.runs.small_logs import append_batch, flush, open_log
 from logmirror.archive.chain import chain
-from logmirror.broker.log.batch_check import check_batch
 from logmirror.broker.log.cleaner import Cleaning, Plan
 from logmirror.broker.log.disk import Disk
-from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.reading import ColdSegmentError
-from logmirror.broker.log.recovery import recover
-from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError
 from logmirror.wire import kernels_keys
 from logmirror.wire.batch_header import parse_header
@@ -37,22 +34,8 @@ NOW_MS = 1_700_000_000_000
 
 
 def _open(folder: Path, disk: Disk | None = None, log_start: int = 0) -> PartitionLog:
-    disk = disk or Disk()
-    return recover(
-        folder,
-        disk=disk,
-        cache=SegmentCache(disk),
-        segment_bytes=10**6,
-        log_start=log_start,
-        durable=DurableEnd(log_start, 0),  # this broker wrote all of it
-    )
-
-
-def _flush(log: PartitionLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job, None)
+    """Open a log of which this broker wrote everything."""
+    return open_log(folder, disk, segment_bytes=10**6, log_start=log_start, durable=log_start)
 
 
 Pair = tuple[bytes | None, bytes | None]
@@ -71,13 +54,12 @@ def _append(
         Record(n, time_ms + n, 0, key, value, ((b"h", b"%d" % n), (b"h", None)))
         for n, (key, value) in enumerate(pairs)
     ]
-    batch = memoryview(bytearray(encode_reference(records, transactional=transactional, **fields)))
-    return log.append(batch, check_batch(batch, max_bytes=10**6))
+    return append_batch(log, encode_reference(records, transactional=transactional, **fields))
 
 
 def _roll(log: PartitionLog) -> None:
     log.roll()
-    _flush(log)
+    flush(log)
 
 
 def _plan(log: PartitionLog, **fields: object) -> Plan:
@@ -168,7 +150,7 @@ def test_the_newest_record_of_each_key_stays_unchanged(tmp_path):
     _append(log, [(b"b", b"3")])
     _roll(log)
     _append(log, [(b"d", b"in the open segment")])
-    _flush(log)
+    flush(log)
     before = {record.offset: record for record in _read(log)}
 
     assert _clean(log) == 7
@@ -309,7 +291,7 @@ def test_aborted_records_go_and_hide_nothing_and_markers_stay(tmp_path):
     _mark(log, 8, commit=True)
     _mark(log, 7, commit=True)
     _mark(log, 9, commit=False)
-    _flush(log)
+    flush(log)
 
     assert _clean(log) == 6
 
@@ -414,7 +396,7 @@ def test_a_segment_that_is_sealed_with_more_records_during_a_pass_is_not_damaged
     _append(log, [(b"a", b"1"), (b"a", b"2")], transactional=True, **writer)
     _roll(log)
     _append(log, [(b"b", b"3")])
-    _flush(log)
+    flush(log)
     plan = _plan(log)
     _append(log, [(b"b", b"4")])
     _roll(log)

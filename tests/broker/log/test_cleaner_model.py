@@ -19,12 +19,12 @@ from broker.log.test_cleaner import (
     _bytes,
     _check_whole,
     _clean,
-    _flush,
     _open,
     _read,
     _roll,
 )
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
+from kit.runs.small_logs import flush
 from logmirror.wire.compression import Codec
 from logmirror.wire.records import Record, decode_reference
 
@@ -86,7 +86,7 @@ def test_as_a_dict_of_the_newest_record_says(tmp_path_factory, steps, seed):
                 else {}
             )
             base = _append(log, pairs, chance.randint(0, 10**12), codec=codec, **writer)
-            _flush(log)
+            flush(log)
             sequence += len(pairs) if producer >= 0 else 0
             model.appended += decode_reference(_bytes(log, base))
         elif step == "roll":

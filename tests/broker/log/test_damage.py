@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.log.test_partition_log import (
-    SEGMENT_BYTES,
-    _append,
-    _batch,
-    _expected,
-    _flush,
-    _read,
-    _values,
-    _workload,
-)
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
 from kit.runs.commands import wait_until
+from kit.runs.small_logs import (
+    SEGMENT_BYTES,
+    append,
+    batch_of,
+    expected,
+    flush,
+    open_log,
+    read,
+    values,
+    workload,
+)
 from logmirror.broker.log.batch_scan import find_intact
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.durable_ends import DurableEnd
@@ -45,25 +46,7 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
 
 BIG = 10**6
-
-
-def _open(
-    folder: Path,
-    disk: Disk | None = None,
-    *,
-    segment_bytes: int = BIG,
-    durable: int | None = None,
-    accept_loss: bool = False,
-) -> PartitionLog:
-    disk = disk or Disk()
-    return recover(
-        folder,
-        disk=disk,
-        cache=SegmentCache(disk),
-        segment_bytes=segment_bytes,
-        durable=None if durable is None else DurableEnd(durable, 0),
-        accept_loss=accept_loss,
-    )
+_open = functools.partial(open_log, segment_bytes=BIG)
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -78,7 +61,7 @@ def _flip(path: Path, bit: int) -> None:
 
 def _written(folder: Path, segment_bytes: int = BIG) -> PartitionLog:
     log = _open(folder, segment_bytes=segment_bytes)
-    _workload(log, [])
+    workload(log, [])
     return log
 
 
@@ -107,8 +90,8 @@ def test_after_a_clean_stop_any_flipped_bit_of_the_open_segment_is_damage(tmp_pa
     folder = tmp_path / "t" / "0"
     log = _open(folder)
     for number in range(2):
-        _append(log, number)
-    _flush(log)
+        append(log, number)
+    flush(log)
     path = folder / f".{0:020d}.open"
     whole = path.read_bytes()
 
@@ -119,7 +102,7 @@ def test_after_a_clean_stop_any_flipped_bit_of_the_open_segment_is_damage(tmp_pa
             _open(folder, durable=4)
         assert path.read_bytes() == before
         path.write_bytes(whole)
-    assert _values(_open(folder, durable=4)) == _expected(range(2))
+    assert values(_open(folder, durable=4)) == expected(range(2))
 
 
 @pytest.mark.parametrize("left", ["half", "whole batches", "nothing", "no file", "no folder"])
@@ -143,8 +126,8 @@ def test_missing_acknowledged_bytes_are_damage(tmp_path, left):
     assert raised.value.facts["durable_end"] == 48
     log = _open(folder, durable=48, accept_loss=True)
     kept_batches = {"half": 23, "whole batches": 20}.get(left, 0)
-    assert _values_up_to_damage(log) == _expected(range(kept_batches))
-    assert _append(log, 99) > 48
+    assert _values_up_to_damage(log) == expected(range(kept_batches))
+    assert append(log, 99) > 48
 
 
 def _values_up_to_damage(log: PartitionLog) -> list[bytes | None]:
@@ -181,8 +164,8 @@ def test_a_restored_file_brings_the_partition_back(tmp_path):
     path.write_bytes(backup)
 
     log = _open(folder, durable=48)
-    assert _values(log) == _expected(range(24))
-    assert _append(log, 24) == 48
+    assert values(log) == expected(range(24))
+    assert append(log, 24) == 48
 
 
 @pytest.mark.parametrize("durable", [None, 48])
@@ -197,19 +180,19 @@ def test_accepted_damage_is_refused_and_the_rest_is_served_at_its_offsets(tmp_pa
 
     log = _open(folder, durable=durable, accept_loss=True)
 
-    assert _values_up_to_damage(log) == _expected(range(10))
+    assert _values_up_to_damage(log) == expected(range(10))
     with pytest.raises(DamagedRecordsError) as raised:
         log.read(21, 1000, at_least_one=True)
     assert raised.value.facts["next_offset"] == 22
-    values = [record.value for record in _read(log, 22)]
-    assert values == _expected(range(11, 24))
+    values = [record.value for record in read(log, 22)]
+    assert values == expected(range(11, 24))
     end = log.log_end
     assert end == 48  # all that follows the damage is intact
-    assert _append(log, 99) == end
-    _flush(log)
+    assert append(log, 99) == end
+    flush(log)
     assert [path.read_bytes() for path in folder.glob("*.batches")] == [damaged]  # every byte kept
     again = _open(folder, durable=end + 2)  # without the option
-    assert [record.value for record in _read_some(again, end)] == _expected(range(99, 100))
+    assert [record.value for record in _read_some(again, end)] == expected(range(99, 100))
     with pytest.raises(DamagedRecordsError):
         _read_some(again, 20)
 
@@ -225,7 +208,7 @@ def test_accepted_damage_at_the_end_never_gives_its_offsets_out_again(tmp_path):
     log = _open(folder, durable=4, accept_loss=True)
 
     assert log.log_end > 48 + 2
-    assert _append(log, 99) == log.log_end - 2
+    assert append(log, 99) == log.log_end - 2
 
 
 def _bits(data: bytes) -> list[int]:
@@ -268,7 +251,7 @@ def test_sealed_segments_with_one_flipped_bit_are_never_served_wrong(tmp_path):
                 continue
         assert len(found) < last + 1 - first, f"bit {bit} was not noticed"
         assert all(found[o] == b"%02d-%d" % (o // 2, o % 2) for o in found), f"bit {bit}"
-        assert [r.value for r in _read(log, last + 1)] == _expected(range((last + 1) // 2, 24))
+        assert [r.value for r in read(log, last + 1)] == expected(range((last + 1) // 2, 24))
         path.write_bytes(whole)
 
 
@@ -283,7 +266,7 @@ def test_a_sealed_segment_cut_at_a_batch_is_damage_at_its_end(tmp_path, kept):
 
     log = _open(folder, durable=48)
 
-    assert _values_up_to_damage(log) == _expected(range(kept))
+    assert _values_up_to_damage(log) == expected(range(kept))
 
 
 def test_a_check_is_made_once_and_reported_once(tmp_path, caplog):
@@ -335,13 +318,13 @@ def test_a_name_that_was_not_durable_ends_the_log_before_it(tmp_path, durable):
     """Of two new names in a folder, a power loss may leave the second one only."""
     folder = tmp_path / "t" / "0"
     log = _open(folder)
-    _append(log, 0)
+    append(log, 0)
     log.roll()
-    _flush(log)
+    flush(log)
     end = log.log_end
-    _append(log, 1)
+    append(log, 1)
     log.roll()
-    _append(log, 2)
+    append(log, 2)
     middle, last = sorted(folder.glob(".*.open"))
     middle.unlink()
 
@@ -353,9 +336,9 @@ def test_a_name_that_was_not_durable_ends_the_log_before_it(tmp_path, durable):
 
     assert again.log_end == end
     for number in range(1, 9):
-        _append(again, number)
+        append(again, number)
         again.roll()
-    _flush(again)
+    flush(again)
     assert [path.name for path in folder.glob("*.cut")] == [last.name.replace("open", "cut")]
 
 
@@ -363,8 +346,8 @@ def test_torn_bytes_are_kept_aside_and_only_the_newest(tmp_path):
     folder = tmp_path / "t" / "0"
     for number in range(KEPT_CUTS + 2):
         log = _open(folder)
-        _append(log, number)
-        _flush(log)
+        append(log, number)
+        flush(log)
         with (folder / f".{0:020d}.open").open("ab") as file:
             file.write(b"torn %d" % number)
     _open(folder)
@@ -391,7 +374,7 @@ def test_a_segment_of_an_older_version_is_opened_and_served(tmp_path):
 
     log = _open(folder, segment_bytes=SEGMENT_BYTES)  # no durable end is recorded
 
-    assert _values(log) == _expected(range(24))
+    assert values(log) == expected(range(24))
     assert log.durable_end() == DurableEnd(48, log.readable_segments()[-1][0].first)
 
 
@@ -411,14 +394,14 @@ def test_records_acknowledged_after_a_failed_flush_and_a_restart_survive_a_power
         again = _open(folder, disk, segment_bytes=SEGMENT_BYTES, durable=recorded)
         end = again.log_end
         for number in range(end // 2, end // 2 + 4):
-            _append(again, number)
-        _flush(again)  # acknowledges them
+            append(again, number)
+        flush(again)  # acknowledges them
         chance = random.Random(failing)
         disk.after_power_loss(folder, left, keep=lambda n: n if keeps else 0, some=_some(chance))
 
         after = _open(left, segment_bytes=SEGMENT_BYTES, durable=recorded)
         assert after.log_end >= acked
-        assert _values(after) == _expected(range(end // 2 + 4))
+        assert values(after) == expected(range(end // 2 + 4))
 
 
 def _some(chance: random.Random) -> Callable[[], bool]:
@@ -441,7 +424,7 @@ def _until_failure(log: PartitionLog, disk: FaultyDisk, failing: int) -> int:
 
     disk.fail = fail
     for number in range(12):
-        _append(log, number)
+        append(log, number)
         job = log.begin_sync() if number % 2 else None
         if job is not None:
             try:
@@ -460,9 +443,9 @@ def test_power_loss_during_recovery_loses_nothing(tmp_path):
         disk = FaultyDisk()
         log = _open(folder, disk, segment_bytes=SEGMENT_BYTES)
         for number in range(9):
-            _append(log, number)
+            append(log, number)
             if number == 4:
-                _flush(log)
+                flush(log)
         path = max(folder.glob(".*.open"))
         with path.open("ab") as file:
             file.write(b"torn")
@@ -478,9 +461,9 @@ def test_power_loss_during_recovery_loses_nothing(tmp_path):
             folder, left, keep=functools.partial(chance.randint, 0), some=_some(chance)
         )
         after = _open(left, segment_bytes=SEGMENT_BYTES, durable=10)
-        values = _values(after)
-        assert len(values) >= 10
-        assert values == _expected(range(len(values) // 2))
+        found = values(after)
+        assert len(found) >= 10
+        assert found == expected(range(len(found) // 2))
     else:
         pytest.fail("recovery never ended")
 
@@ -494,7 +477,7 @@ def test_at_the_limit_of_files_a_batch_is_refused_and_the_partition_stays_online
     )
 
     with pytest.raises(StorageError, match="Too many open files"):
-        _append(log, 0)
+        append(log, 0)
 
     assert log.failure is None
-    assert _batch(0)
+    assert batch_of(0)

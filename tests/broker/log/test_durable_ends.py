@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.log.test_partition_log import _append, _open
+from kit.runs.small_logs import append, flush, open_log
 from logmirror.broker.log import durable_ends
 from logmirror.broker.log.disk import Disk, OpenFile
 from logmirror.broker.log.durable_ends import BackgroundFlush, DurableEnd, DurableEnds
@@ -194,33 +194,30 @@ class FullDisk(Disk):
 
 def test_a_disk_that_is_full_refuses_the_first_batch_and_the_partition_stays_online(tmp_path):
     ends = DurableEnds(tmp_path / "ends", FullDisk())
-    log = _open(tmp_path / "t" / "0", Disk())
+    log = open_log(tmp_path / "t" / "0", Disk())
     log.end_slot = ends.slot(TOPIC, 0)
 
     with pytest.raises(UnavailableError, match="could not be written"):
-        _append(log, 0)
+        append(log, 0)
 
     assert log.failure is None
     assert log.log_end == 0
     log.end_slot = DurableEnds(tmp_path / "other", Disk()).slot(TOPIC, 0)
-    assert _append(log, 0) == 0
+    assert append(log, 0) == 0
 
 
 @pytest.mark.statement("T15")
 def test_a_durable_end_is_recorded_before_its_response_and_a_failure_is_no_response(tmp_path):
     ends = DurableEnds(tmp_path / "ends", Disk())
-    log = _open(tmp_path / "t" / "0", Disk())
+    log = open_log(tmp_path / "t" / "0", Disk())
     slot = log.end_slot = ends.slot(TOPIC, 0)
     recorded: list[object] = []
     for number in range(2):
-        _append(log, number)
+        append(log, number)
         log.when_durable(log.log_end, lambda error: recorded.append((error, slot.end)))
         if number:
             ends._disk = FullDisk()  # noqa: SLF001  # a disk that fails from now on
-        job = log.begin_sync()
-        assert job is not None
-        job.run()
-        log.finish_sync(job, None)
+        flush(log)
 
     assert recorded[0] == (None, (2, 0))
     assert isinstance(recorded[1][0], UnavailableError)
@@ -292,7 +289,7 @@ def test_a_recreated_topic_does_not_get_the_end_of_the_old_one(tmp_path):
             topic = await topics.create("orders", 1, {})
             assert topic is not None
             for number in range(count):
-                _append(topic.logs[0], number)
+                append(topic.logs[0], number)
             topics._commits.schedule(topic.logs[0])  # noqa: SLF001  # as Produce does
             await topics._commits.drain()  # noqa: SLF001  # the same
             if count == 5:

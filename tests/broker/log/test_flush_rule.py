@@ -16,16 +16,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.log.test_partition_log import _append, _batch, _expected, _flush, _read, _values
 from kit.fakes.faulty_disk import FaultyDisk
+from kit.runs.small_logs import append, batch_of, expected, flush, open_log, read, values
 from logmirror.broker.log.disk import Disk, OpenFile
-from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.flush_rule import FlushRule
 from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.partition_log import PartitionLog, StorageError
 from logmirror.broker.log.partition_transactions import Marker
-from logmirror.broker.log.recovery import recover
-from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.topic_configs import NEVER
 from logmirror.wire.records import decode_reference
 
@@ -36,17 +33,14 @@ if TYPE_CHECKING:
     from logmirror.errors import LogmirrorError
 
 BACKGROUND = FlushRule(messages=NEVER)
-SIZE = len(_batch(0))
+SIZE = len(batch_of(0))
 BIG = 10**6
 
 
 def _open(
     folder: Path, disk: Disk | None = None, *, segment_bytes: int = BIG, durable: int | None = None
 ) -> PartitionLog:
-    disk = disk or Disk()
-    end = None if durable is None else DurableEnd(durable, 0)
-    cache = SegmentCache(disk)
-    log = recover(folder, disk=disk, cache=cache, segment_bytes=segment_bytes, durable=end)
+    log = open_log(folder, disk, segment_bytes=segment_bytes, durable=durable)
     log.flush_rule = BACKGROUND
     return log
 
@@ -56,7 +50,7 @@ def log(tmp_path: Path) -> PartitionLog:
     """Ten batches of two records, none of them flushed."""
     log = _open(tmp_path / "t" / "0")
     for number in range(10):
-        _append(log, number)
+        append(log, number)
     return log
 
 
@@ -73,11 +67,11 @@ def test_s01_every_assigned_offset_is_readable_after_its_append_and_before_any_f
     log = _open(tmp_path / "t" / "0")
     acknowledged: list[object] = []
     for number in range(12):
-        _append(log, number)
+        append(log, number)
         log.when_acknowledged(log.log_end, acknowledged.append)
         assert acknowledged == [None] * (number + 1)
         for offset in range(log.log_end):
-            assert _read(log, offset)[0].value == b"%02d-%d" % (offset // 2, offset % 2)
+            assert read(log, offset)[0].value == b"%02d-%d" % (offset // 2, offset % 2)
     assert log.durable == 0
 
 
@@ -120,67 +114,67 @@ def test_s09_what_is_being_flushed_stays_readable(tmp_path, fails):
     disk = FaultyDisk()
     log = _open(tmp_path / "t" / "0", disk, segment_bytes=3 * SIZE)
     for number in range(10):
-        _append(log, number)
+        append(log, number)
     job = log.begin_sync()
     assert job is not None
-    _append(log, 10)
+    append(log, 10)
     for offset in range(22):  # each while the flush lasts and a newer batch is there
         assert _bases(log, offset, 1) == [offset // 2 * 2]
-    assert _values(log) == _expected(range(11))
+    assert values(log) == expected(range(11))
     disk.fail = lambda call: OSError(errno.EIO, "bad disk") if fails and call == "sync" else None
     error = None
     try:
         job.run()
     except OSError as raised:
         error = raised
-    assert _values(log) == _expected(range(11))
+    assert values(log) == expected(range(11))
     log.finish_sync(job, error)
 
     if not fails:
         assert (log.durable, log.high_watermark) == (20, 22)
-        assert _values(log) == _expected(range(11))
+        assert values(log) == expected(range(11))
         return
     with pytest.raises(StorageError):
         log.read(0, BIG, at_least_one=True)
     again = _open(tmp_path / "t" / "0", segment_bytes=3 * SIZE, durable=0)
-    assert _values(again) == _expected(range(11))
+    assert values(again) == expected(range(11))
 
 
 def test_s11_all_offsets_are_readable_after_many_segments(tmp_path):
     log = _open(tmp_path / "t" / "0", segment_bytes=4 * SIZE)
     for number in range(30):
-        _append(log, number)
+        append(log, number)
         if number % 3 == 2:
-            _flush(log)
-        assert _values(log) == _expected(range(number + 1))
+            flush(log)
+        assert values(log) == expected(range(number + 1))
 
 
 def test_s14_the_high_watermark_is_the_next_offset_flushed_or_not(log):
     assert log.high_watermark == log.log_end == 20
-    _flush(log)
+    flush(log)
     assert log.high_watermark == log.log_end == log.durable == 20
-    _append(log, 10)
+    append(log, 10)
     assert (log.high_watermark, log.log_end, log.durable) == (22, 22, 20)
 
 
 def test_b03_a_topic_that_flushes_on_ack_never_shows_what_is_not_flushed(log):
     log.flush_rule = FlushRule()
     acknowledged: list[object] = []
-    _append(log, 10)
+    append(log, 10)
     log.when_acknowledged(log.log_end, acknowledged.append)
 
     assert (log.high_watermark, acknowledged) == (20, [])  # what was readable stays so
-    assert _values(log) == _expected(range(10))
-    _flush(log)
+    assert values(log) == expected(range(10))
+    flush(log)
     assert (log.high_watermark, acknowledged) == (22, [None])
-    assert _values(log) == _expected(range(11))
+    assert values(log) == expected(range(11))
 
 
 def test_an_open_transaction_is_never_shown_to_readers_of_committed_records(log):
     seen: list[tuple[int, int]] = []
     log.watch(lambda: seen.append((log.high_watermark, log.last_stable_offset)))
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-    _append(log, 10, **producer)
+    append(log, 10, **producer)
     log.append_marker(Marker(7, 0, is_commit=True, coordinator_epoch=0), 1000)
 
     assert seen == [(22, 20), (23, 23)]
@@ -193,9 +187,9 @@ def test_b05_a_power_loss_takes_away_what_was_not_flushed_and_nothing_else(tmp_p
     disk = FaultyDisk()
     log = _open(folder, disk, segment_bytes=5 * SIZE)
     for number in range(chance.randrange(1, 30)):
-        _append(log, number)
+        append(log, number)
         if chance.random() < 0.2:
-            _flush(log)
+            flush(log)
     acknowledged, durable = log.high_watermark, log.durable
     keep, some = (lambda n: chance.randint(0, n)), (lambda: chance.random() < 0.5)
     disk.after_power_loss(folder, left, keep=keep, some=some)
@@ -204,16 +198,16 @@ def test_b05_a_power_loss_takes_away_what_was_not_flushed_and_nothing_else(tmp_p
 
     assert durable <= after.high_watermark <= acknowledged
     assert after.high_watermark == after.log_end == after.durable
-    assert _values(after) == _expected(range(after.log_end // 2))
+    assert values(after) == expected(range(after.log_end // 2))
 
 
 def test_acknowledged_records_are_really_lost_if_power_fails_before_the_flush(tmp_path):
     folder, left = tmp_path / "t" / "0", tmp_path / "after" / "0"
     disk = FaultyDisk()
     log = _open(folder, disk)
-    _append(log, 0)
-    _flush(log)
-    _append(log, 1)
+    append(log, 0)
+    flush(log)
+    append(log, 1)
     assert log.high_watermark == 4
     disk.after_power_loss(folder, left, keep=lambda _: 0, some=lambda: True)
 
@@ -226,7 +220,7 @@ def test_the_high_watermark_never_moves_back_when_the_rule_changes(tmp_path):
     jobs, watermarks = [], [0]
     for number in range(200):
         log.flush_rule = chance.choice((BACKGROUND, FlushRule()))
-        _append(log, number)
+        append(log, number)
         if chance.random() < 0.3 and (job := log.begin_sync()) is not None:
             jobs.append(job)
         if jobs and chance.random() < 0.3:
@@ -235,7 +229,7 @@ def test_the_high_watermark_never_moves_back_when_the_rule_changes(tmp_path):
         watermarks.append(log.high_watermark)
         assert log.durable <= log.high_watermark <= log.log_end
         if number % 20 == 0:
-            assert _values(log) == _expected(range(log.high_watermark // 2))
+            assert values(log) == expected(range(log.high_watermark // 2))
     assert watermarks == sorted(watermarks)
 
 
@@ -286,7 +280,7 @@ def test_a_quiet_partition_is_flushed_without_a_further_append(tmp_path):
         disk.may_flush.set()
         log = _open(tmp_path / "t" / "0", disk)
         log.flush_rule = FlushRule(messages=NEVER, age_ms=30)
-        _append(log, 0)
+        append(log, 0)
         commits.schedule(log)
         await asyncio.sleep(0.005)
         assert log.durable == 0
@@ -303,7 +297,7 @@ def test_the_age_is_that_of_the_oldest_record(tmp_path):
         began = asyncio.get_running_loop().time()
         number = 0
         while log.durable == 0:  # an append every few ms must not put the flush off
-            _append(log, number)
+            append(log, number)
             commits.schedule(log)
             number += 1
             await asyncio.sleep(0.005)
@@ -331,7 +325,7 @@ def test_a_flush_begins_by_bytes_or_by_the_number_of_offsets(tmp_path, rule, cou
         for number in range(count):
             await asyncio.sleep(0.02)
             assert (disk.syncs, log.durable) == (0, 0)
-            _append(log, number)
+            append(log, number)
             commits.schedule(log)
         await _durable(log, 2 * count)
 
@@ -344,7 +338,7 @@ def test_a_request_that_needs_durable_records_gets_them_at_once(tmp_path):
     async def act(commits: GroupCommit, disk: SlowDisk) -> None:
         disk.may_flush.set()
         log = _open(tmp_path / "t" / "0", disk)
-        _append(log, 0)
+        append(log, 0)
         await asyncio.wait_for(commits.flushed(log, 2), 20)
         assert log.durable == 2
 
@@ -357,7 +351,7 @@ def test_a_failed_flush_keeps_the_bytes_and_reports_to_all_that_wait(tmp_path):
         log = _open(tmp_path / "t" / "0", disk)
         outcomes: list[LogmirrorError | None] = []
         for number in range(5):
-            _append(log, number)
+            append(log, number)
             log.when_durable(log.log_end, outcomes.append)
             commits.schedule(log)
         room = asyncio.ensure_future(commits.room(log))
@@ -372,7 +366,7 @@ def test_a_failed_flush_keeps_the_bytes_and_reports_to_all_that_wait(tmp_path):
         assert commits.unflushed.size_bytes == 0
 
     _with_commits(act, max_unflushed_bytes=3 * SIZE)
-    assert _values(_open(tmp_path / "t" / "0", durable=0)) == _expected(range(5))
+    assert values(_open(tmp_path / "t" / "0", durable=0)) == expected(range(5))
 
 
 def test_at_the_limit_of_unflushed_bytes_every_log_is_flushed_and_producers_wait(tmp_path):
@@ -381,7 +375,7 @@ def test_at_the_limit_of_unflushed_bytes_every_log_is_flushed_and_producers_wait
         for number in range(2):
             for log in logs:
                 assert not commits.unflushed.is_reached
-                _append(log, number)
+                append(log, number)
                 commits.schedule(log)
         assert commits.unflushed.is_reached
         room = commits.room(log)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.fakes.faulty_disk import FaultyDisk
-from logmirror.broker.log.batch_check import check_batch
+from kit.runs.small_logs import append_batch, flush, open_log
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.reading import ColdSegmentError
@@ -70,26 +70,13 @@ class _NoSync(Disk):
 
 
 def _open(folder: Path, durable: int, disk: Disk | None = None) -> PartitionLog:
-    disk = disk or Disk()
-    cache, end = SegmentCache(disk), DurableEnd(durable, 0)
-    return recover(folder, disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES, durable=end)
+    return open_log(folder, disk, segment_bytes=SEGMENT_BYTES, durable=durable)
 
 
 def _append(log: PartitionLog) -> None:
     record = Record(0, 1000, 0, None, b"v" * SEGMENT_BYTES, ())
-    batch = memoryview(
-        bytearray(
-            encode_reference([record], producer_id=8, producer_epoch=0, base_sequence=log.log_end)
-        )
-    )
-    log.append(batch, check_batch(batch, max_bytes=10**6))
-
-
-def _flush(log: PartitionLog) -> None:
-    job = log.begin_sync()
-    assert job is not None
-    job.run()
-    log.finish_sync(job, None)
+    producer = {"producer_id": 8, "producer_epoch": 0, "base_sequence": log.log_end}
+    append_batch(log, encode_reference([record], **producer))
 
 
 def _written(folder: Path, sealed: int) -> None:
@@ -97,7 +84,7 @@ def _written(folder: Path, sealed: int) -> None:
     log = _open(folder, 0, _NoSync())
     for _ in range(sealed + 1):
         _append(log)
-        _flush(log)
+        flush(log)
     assert len(list(folder.glob("*.batches"))) == sealed
 
 
@@ -160,7 +147,7 @@ def test_a_flush_that_seals_several_segments_leaves_one_producer_snapshot(tmp_pa
     log = _open(folder, 0)
     for _ in range(5):
         _append(log)
-    _flush(log)
+    flush(log)
 
     assert len(list(folder.glob("*.batches"))) == 4
     assert [path.name for path in folder.glob(".*.producers")] == [f".{4:020d}.producers"]

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
-from logmirror.broker.log.batch_check import check_batch
+from kit.runs.small_logs import (
+    PRODUCER,
+    SEGMENT_BYTES,
+    append,
+    expected,
+    flush,
+    open_log,
+    values,
+    workload,
+)
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.file_names import first_of
 from logmirror.broker.log.open_segments import DamagedLogError
@@ -29,119 +38,46 @@ from logmirror.wire.records import Record, decode_reference, encode_reference
 if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
 
-SEGMENT_BYTES = 300
-"""Small enough that a handful of batches fills several segments."""
-
-PRODUCER = 8
 _UNTIL_POWER_LOSS = 12
 
 
-def _open(
-    folder: Path, disk: Disk | None = None, segment_bytes: int = SEGMENT_BYTES
-) -> PartitionLog:
-    disk = disk or Disk()
-    return recover(folder, disk=disk, cache=SegmentCache(disk), segment_bytes=segment_bytes)
-
-
-def _batch(number: int, count: int = 2, **fields: int) -> memoryview:
-    records = [
-        Record(n, 1000 + number, 0, None, b"%02d-%d" % (number, n), ()) for n in range(count)
-    ]
-    return memoryview(bytearray(encode_reference(records, **fields)))
-
-
-def _append(log: PartitionLog, number: int, count: int = 2, **fields: int) -> int:
-    batch = _batch(number, count, **fields)
-    return log.append(batch, check_batch(batch, max_bytes=10**6))
-
-
-def _flush(log: PartitionLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job, None)
-
-
-def _read(log: PartitionLog, offset: int | None = None) -> list[Record]:
-    """Read all records from an offset on, as a consumer does, one response after the other."""
-    offset = log.log_start if offset is None else offset
-    found: list[Record] = []
-    while offset < log.high_watermark:
-        try:
-            ranges = log.read(offset, 1000, at_least_one=True)
-        except ColdSegmentError as cold:
-            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
-            continue
-        assert ranges, "no progress"
-        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
-        records = [record for record in decode_reference(data) if record.offset >= offset]
-        found += records
-        offset = records[-1].offset + 1
-    return found
-
-
-def _values(log: PartitionLog) -> list[bytes | None]:
-    return [record.value for record in _read(log)]
-
-
-def _expected(numbers: range) -> list[bytes]:
-    return [b"%02d-%d" % (number, n) for number in numbers for n in range(2)]
-
-
-def _workload(log: PartitionLog, acked: list[int], batches: int = 24) -> None:
-    """Append batches, flushing after every third; `acked` gets the number of each durable one."""
-    for number in range(batches):
-        base_offset = _append(
-            log, number, producer_id=PRODUCER, producer_epoch=0, base_sequence=number * 2
-        )
-        assert base_offset == number * 2
-
-        def done(failure: LogmirrorError | None, number: int = number) -> None:
-            assert failure is None
-            acked.append(number)
-
-        log.when_durable(log.log_end, done)
-        if number % 3 == 2:
-            _flush(log)
-
-
 def test_records_are_readable_when_they_are_durable_and_not_before(tmp_path):
-    log = _open(tmp_path / "t" / "0")
+    log = open_log(tmp_path / "t" / "0")
     outcomes: list[LogmirrorError | None] = []
-    _append(log, 0)
+    append(log, 0)
     log.when_durable(log.log_end, outcomes.append)
 
     assert (log.log_end, log.high_watermark) == (2, 0)
     assert log.read(0, 1000, at_least_one=True) == []
     assert outcomes == []
 
-    _flush(log)
+    flush(log)
 
     assert (log.high_watermark, outcomes) == (2, [None])
-    assert _values(log) == _expected(range(1))
+    assert values(log) == expected(range(1))
 
 
 def test_batches_appended_during_a_flush_wait_for_the_next_one(tmp_path):
-    log = _open(tmp_path / "t" / "0")
-    _append(log, 0)
+    log = open_log(tmp_path / "t" / "0")
+    append(log, 0)
     job = log.begin_sync()
     assert job is not None
-    _append(log, 1)
+    append(log, 1)
 
     assert log.begin_sync() is None
     job.run()
     log.finish_sync(job, None)
 
     assert log.high_watermark == 2
-    assert _values(log) == _expected(range(1))
-    _flush(log)
-    assert _values(log) == _expected(range(2))
+    assert values(log) == expected(range(1))
+    flush(log)
+    assert values(log) == expected(range(2))
 
 
 def test_full_segments_become_archive_objects_that_tile_the_log(tmp_path):
-    log = _open(tmp_path / "t" / "0")
+    log = open_log(tmp_path / "t" / "0")
     acked: list[int] = []
-    _workload(log, acked)
+    workload(log, acked)
 
     names = sorted(path.name for path in (tmp_path / "t" / "0").iterdir())
 
@@ -162,8 +98,8 @@ def test_full_segments_become_archive_objects_that_tile_the_log(tmp_path):
 @pytest.mark.statement("N6", "N7", "T8", "T9", "C8")
 @pytest.mark.parametrize("max_bytes", [0, 1, 100, 300, 1000, 10**6])
 def test_a_read_has_whole_batches_up_to_its_limit_and_at_least_one(tmp_path, max_bytes):
-    log = _open(tmp_path / "t" / "0")
-    _workload(log, [])
+    log = open_log(tmp_path / "t" / "0")
+    workload(log, [])
     one = log.high_watermark // 24
 
     for offset in range(log.high_watermark):
@@ -178,13 +114,13 @@ def test_a_read_has_whole_batches_up_to_its_limit_and_at_least_one(tmp_path, max
 
 
 def test_a_restart_keeps_records_and_producer_state(tmp_path):
-    log = _open(tmp_path / "t" / "0")
-    _workload(log, [])
+    log = open_log(tmp_path / "t" / "0")
+    workload(log, [])
 
-    again = _open(tmp_path / "t" / "0")
+    again = open_log(tmp_path / "t" / "0")
 
     assert (again.log_start, again.high_watermark, again.log_end) == (0, 48, 48)
-    assert _values(again) == _expected(range(24))
+    assert values(again) == expected(range(24))
     repeated = again.producers.find_duplicate(PRODUCER, 0, 46, 2)
     assert repeated is not None
     assert repeated.base_offset == 46
@@ -192,12 +128,12 @@ def test_a_restart_keeps_records_and_producer_state(tmp_path):
 
 
 def test_producers_come_from_the_log_when_their_snapshot_is_damaged(tmp_path):
-    log = _open(tmp_path / "t" / "0")
-    _workload(log, [])
+    log = open_log(tmp_path / "t" / "0")
+    workload(log, [])
     [snapshot] = (tmp_path / "t" / "0").glob(".*.producers")
     snapshot.write_bytes(snapshot.read_bytes()[:-1])
 
-    again = _open(tmp_path / "t" / "0")
+    again = open_log(tmp_path / "t" / "0")
 
     for number in range(19, 24):
         repeated = again.producers.find_duplicate(PRODUCER, 0, number * 2, 2)
@@ -207,7 +143,7 @@ def test_producers_come_from_the_log_when_their_snapshot_is_damaged(tmp_path):
 
 def _count_calls(folder: Path) -> int:
     disk = FaultyDisk()
-    _workload(_open(folder, disk), [], _UNTIL_POWER_LOSS)
+    workload(open_log(folder, disk), [], _UNTIL_POWER_LOSS)
     return len(disk.calls)
 
 
@@ -225,27 +161,27 @@ def _lose_power(root: Path, power_until: int, seed: int) -> None:
     folder, left = root / "t" / "0", root / "after" / "0"
     acked: list[int] = []
     with pytest.raises(PowerLossError):
-        _workload(_open(folder, disk), acked, _UNTIL_POWER_LOSS)
+        workload(open_log(folder, disk), acked, _UNTIL_POWER_LOSS)
     chance = random.Random(seed)
     choose = (lambda n: n, lambda _: 0, lambda n: chance.randint(0, n))[seed]
     disk.after_power_loss(folder, left, keep=choose, some=lambda: chance.random() < 0.5)
 
-    log = _open(left)
+    log = open_log(left)
 
-    values = _values(log)
-    assert len(values) >= 2 * len(acked)
-    assert values == _expected(range(len(values) // 2))
-    number = len(values) // 2
-    assert _append(log, number) == number * 2
-    _flush(log)
-    assert _values(_open(left)) == _expected(range(number + 1))
+    found = values(log)
+    assert len(found) >= 2 * len(acked)
+    assert found == expected(range(len(found) // 2))
+    number = len(found) // 2
+    assert append(log, number) == number * 2
+    flush(log)
+    assert values(open_log(left)) == expected(range(number + 1))
 
 
 @pytest.mark.parametrize("damage", ["cut off", "half written", "garbage", "zeros"])
 def test_a_torn_end_is_cut_off_at_the_first_bad_batch_and_kept_aside(tmp_path, damage, caplog):
     folder = tmp_path / "t" / "0"
-    log = _open(folder, segment_bytes=10**6)
-    _workload(log, [])
+    log = open_log(folder, segment_bytes=10**6)
+    workload(log, [])
     path = folder / f".{0:020d}.open"
     data = bytearray(path.read_bytes())
     size = len(data) // 24
@@ -257,36 +193,36 @@ def test_a_torn_end_is_cut_off_at_the_first_bad_batch_and_kept_aside(tmp_path, d
         data += os.urandom(500) if damage == "garbage" else bytes(500)
     path.write_bytes(data)
 
-    again = _open(folder, segment_bytes=10**6)
+    again = open_log(folder, segment_bytes=10**6)
 
     kept = 24 if damage in ("garbage", "zeros") else 23
-    assert _values(again) == _expected(range(kept))
+    assert values(again) == expected(range(kept))
     assert path.stat().st_size == kept * size
     assert (folder / f".{kept * 2:020d}.cut").read_bytes() == data[kept * size :]
     assert f"the log ends at offset {kept * 2}" in caplog.text
-    assert _append(again, kept) == kept * 2
+    assert append(again, kept) == kept * 2
 
 
 def test_a_batch_from_elsewhere_in_the_open_segment_ends_the_log(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
-    _append(log, 0)
-    _flush(log)
+    log = open_log(folder)
+    append(log, 0)
+    flush(log)
     path = folder / f".{0:020d}.open"
     path.write_bytes(path.read_bytes() * 2)  # right checksums, but offset 0 twice
 
-    assert _values(_open(folder)) == _expected(range(1))
+    assert values(open_log(folder)) == expected(range(1))
 
 
 def test_a_gap_before_the_open_segment_is_damage_and_nothing_is_touched(tmp_path):
     folder = tmp_path / "t" / "0"
-    _workload(_open(folder), [])
+    workload(open_log(folder), [])
     sealed = sorted(folder.glob("*.batches"))
     sealed[-1].unlink()
     before = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
 
     with pytest.raises(DamagedLogError) as raised:
-        _open(folder)
+        open_log(folder)
 
     assert raised.value.facts["offset"] < first_of(Path(str(raised.value.facts["path"])))
     after = sorted(path.name for path in folder.iterdir() if path.suffix != ".producers")
@@ -301,13 +237,13 @@ def test_a_log_may_begin_with_objects_of_an_archive_that_has_gaps(tmp_path):
     (folder / f"{100:020d}-{110:020d}.batches").write_bytes(first)
     (folder / f"{111:020d}-{130:020d}.batches").write_bytes(second)
 
-    log = _open(folder)
+    log = open_log(folder)
 
     assert (log.log_start, log.high_watermark) == (100, 131)
     assert [record.offset for record in _read_available(log, 100)] == [105, 109]
     assert [record.offset for record in _read_available(log, 110)] == [120]
     assert [record.offset for record in _read_available(log, 121)] == []
-    assert _append(log, 0) == 131
+    assert append(log, 0) == 131
 
 
 def _read_available(log: PartitionLog, offset: int) -> list[Record]:
@@ -326,15 +262,15 @@ def _read_available(log: PartitionLog, offset: int) -> list[Record]:
 @pytest.mark.parametrize("call", ["sync", "sync_folder", "link", "unlink", "write_synced"])
 def test_a_failed_flush_fails_waiting_requests_and_takes_the_partition_offline(tmp_path, call):
     disk = FaultyDisk()
-    log = _open(tmp_path / "t" / "0", disk)
+    log = open_log(tmp_path / "t" / "0", disk)
     outcomes: list[tuple[int, LogmirrorError | None]] = []
     for number in range(6):  # the first flush makes the folder, the second one seals
-        _append(log, number)
+        append(log, number)
         log.when_durable(
             log.log_end, lambda failure, number=number: outcomes.append((number, failure))
         )
         if number == 1:
-            _flush(log)
+            flush(log)
     job = log.begin_sync()
     assert job is not None
     assert job.seals
@@ -342,7 +278,7 @@ def test_a_failed_flush_fails_waiting_requests_and_takes_the_partition_offline(t
     with pytest.raises(OSError, match="bad disk") as raised:
         job.run()
     disk.fail = lambda _: None
-    _append(log, 6)
+    append(log, 6)
     log.when_durable(log.log_end, lambda failure: outcomes.append((6, failure)))
 
     log.finish_sync(job, raised.value)
@@ -352,33 +288,33 @@ def test_a_failed_flush_fails_waiting_requests_and_takes_the_partition_offline(t
     ]
     assert log.high_watermark == 4
     with pytest.raises(StorageError):
-        _append(log, 7)
+        append(log, 7)
     with pytest.raises(StorageError):
         log.read(0, 100, at_least_one=True)
     assert log.begin_sync() is None
-    again = _open(tmp_path / "t" / "0")
-    assert _values(again)[:4] == _expected(range(2))
+    again = open_log(tmp_path / "t" / "0")
+    assert values(again)[:4] == expected(range(2))
 
 
 @pytest.mark.parametrize("call", ["append", "create"])
 def test_a_full_disk_refuses_the_batch_and_nothing_else_happens(tmp_path, call):
     disk = FaultyDisk()
-    log = _open(tmp_path / "t" / "0", disk)
-    _append(log, 0)
-    _append(log, 1)
-    _append(log, 2)
+    log = open_log(tmp_path / "t" / "0", disk)
+    append(log, 0)
+    append(log, 1)
+    append(log, 2)
     disk.fail = lambda name: OSError(errno.ENOSPC, "no space") if name == call else None
     end = log.log_end
 
     for number in range(3, 9):
         with pytest.raises(StorageError, match="no space"):
-            _append(log, number)
+            append(log, number)
     disk.fail = lambda _: None
 
-    assert _append(log, 50) == end
-    _flush(log)
+    assert append(log, 50) == end
+    flush(log)
     assert log.high_watermark == end + 2
-    assert _values(_open(tmp_path / "t" / "0")) == _values(log)
+    assert values(open_log(tmp_path / "t" / "0")) == values(log)
 
 
 def test_a_half_written_batch_is_cut_off_again(tmp_path):
@@ -392,29 +328,29 @@ def test_a_half_written_batch_is_cut_off_again(tmp_path):
             super().append(file, data)
 
     disk = HalfDisk()
-    log = _open(tmp_path / "t" / "0", disk)
-    _append(log, 0)
+    log = open_log(tmp_path / "t" / "0", disk)
+    append(log, 0)
     disk.half = True
     with pytest.raises(StorageError):
-        _append(log, 1)
+        append(log, 1)
     disk.half = False
 
-    assert _append(log, 1) == 2
-    _flush(log)
-    assert _values(log) == _expected(range(2))
-    assert _values(_open(tmp_path / "t" / "0")) == _expected(range(2))
+    assert append(log, 1) == 2
+    flush(log)
+    assert values(log) == expected(range(2))
+    assert values(open_log(tmp_path / "t" / "0")) == expected(range(2))
 
 
 def test_a_half_written_batch_that_cannot_be_cut_off_ends_the_partition(tmp_path):
     disk = FaultyDisk()
-    log = _open(tmp_path / "t" / "0", disk)
+    log = open_log(tmp_path / "t" / "0", disk)
     outcomes: list[LogmirrorError | None] = []
-    _append(log, 0)
+    append(log, 0)
     log.when_durable(log.log_end, outcomes.append)
     disk.fail = lambda name: OSError(errno.EIO, "bad disk") if name != "create" else None
 
     with pytest.raises(StorageError):
-        _append(log, 1)
+        append(log, 1)
 
     assert isinstance(log.failure, UnavailableError)
     assert outcomes == [log.failure]
@@ -424,9 +360,9 @@ def test_only_so_many_segments_are_kept_open(tmp_path):
     disk = Disk()
     cache = SegmentCache(disk, max_loaded=2)
     log = recover(tmp_path / "t" / "0", disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES)
-    _workload(log, [])
+    workload(log, [])
 
-    assert _values(log) == _expected(range(24))
+    assert values(log) == expected(range(24))
     segments = [segment for segment, _ in log.readable_segments()]
     assert sum(segment.file is not None for segment in segments) <= 3
 
@@ -435,10 +371,10 @@ def test_only_so_many_segments_are_kept_open(tmp_path):
 def test_an_error_of_the_disk_is_reported_for_its_directory(tmp_path, call):
     disk = FaultyDisk()
     reported: list[tuple[Exception, Path]] = []
-    log = _open(tmp_path / "t" / "0", disk)
+    log = open_log(tmp_path / "t" / "0", disk)
     log.when_failed = lambda error, folder: reported.append((error, folder))
     if call != "create":
-        _append(log, 0)
+        append(log, 0)
     failing = {call, "append"} if call == "truncate" else {call}
     disk.fail = lambda name: OSError(errno.EIO, call) if name in failing else None
 
@@ -450,7 +386,7 @@ def test_an_error_of_the_disk_is_reported_for_its_directory(tmp_path, call):
         log.finish_sync(job, raised.value)
     else:
         with pytest.raises(StorageError):
-            _append(log, 1)
+            append(log, 1)
 
     assert {folder for _, folder in reported} == {log.folder}
     assert {error.args for error, _ in reported} == {(errno.EIO, call)}

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from logmirror.broker.log.batch_check import check_batch
-from logmirror.broker.log.disk import Disk
+from kit.runs.small_logs import append_batch, flush, open_log
 from logmirror.broker.log.partition_transactions import Marker, PartitionTransactions
 from logmirror.broker.log.producer_state import ProducerState, RefusedSequenceError
 from logmirror.broker.log.reading import ColdSegmentError
-from logmirror.broker.log.recovery import recover
-from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.errors import CorruptionError
 from logmirror.wire.batch_header import MarkerType
 from logmirror.wire.records import Record, decode_reference, encode_marker, encode_reference
@@ -33,20 +30,9 @@ if TYPE_CHECKING:
     from logmirror.broker.log.partition_log import PartitionLog
     from logmirror.broker.log.segment import FileRange
 
-SEGMENT_BYTES = 700
-
 
 def _open(folder: Path, durable: DurableEnd | None = None) -> PartitionLog:
-    disk = Disk()
-    cache = SegmentCache(disk)
-    return recover(folder, disk=disk, cache=cache, segment_bytes=SEGMENT_BYTES, durable=durable)
-
-
-def _flush(log: PartitionLog) -> None:
-    job = log.begin_sync()
-    if job is not None:
-        job.run()
-        log.finish_sync(job, None)
+    return open_log(folder, segment_bytes=700, durable=durable)
 
 
 class History:
@@ -64,18 +50,14 @@ class History:
         """Append a batch."""
         first = self.sequences.get(producer_id, 0)
         records = [Record(n, 1000, 0, None, b"%d" % producer_id, ()) for n in range(count)]
-        batch = memoryview(
-            bytearray(
-                encode_reference(
-                    records,
-                    producer_id=producer_id,
-                    producer_epoch=0,
-                    base_sequence=first,
-                    transactional=transactional,
-                )
-            )
+        batch = encode_reference(
+            records,
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=first,
+            transactional=transactional,
         )
-        offset = self.log.append(batch, check_batch(batch, max_bytes=10**6))
+        offset = append_batch(self.log, batch)
         self.sequences[producer_id] = first + count
         if transactional:
             self.open.setdefault(producer_id, []).extend(range(offset, offset + count))
@@ -101,7 +83,7 @@ class History:
         else:
             self.end(producer_id, is_commit=self.chance.random() < 0.5)
         if self.chance.random() < 0.5:
-            _flush(self.log)
+            flush(self.log)
 
     def visible(self) -> list[int]:
         """Return the offsets of the committed records below the last stable offset."""
@@ -158,7 +140,7 @@ def test_a_reader_gets_what_was_committed_and_a_restart_changes_nothing(tmp_path
         history.random_step()
         assert stable <= history.log.last_stable_offset <= history.log.high_watermark
         stable = history.log.last_stable_offset
-    _flush(history.log)
+    flush(history.log)
     state = history.log.producers.to_bytes(0)
     assert len(list(folder.glob("*.batches"))) > 3
 
@@ -177,13 +159,13 @@ def test_the_last_stable_offset_moves_when_the_marker_is_durable(tmp_path):
     history = History(tmp_path / "t" / "0")
     history.write(0, transactional=False)
     history.write(1)
-    _flush(history.log)
+    flush(history.log)
     assert (history.log.last_stable_offset, history.log.high_watermark) == (2, 4)
 
     history.end(1, is_commit=True)
     history.write(2)
     assert history.log.last_stable_offset == 2
-    _flush(history.log)
+    flush(history.log)
 
     assert (history.log.last_stable_offset, history.log.high_watermark) == (5, 7)
 
@@ -193,7 +175,7 @@ def test_a_marker_without_a_transaction_takes_an_offset_and_ends_nothing(tmp_pat
     history.write(1)
     history.end(2, is_commit=False)
     history.end(3, is_commit=True)
-    _flush(history.log)
+    flush(history.log)
 
     assert history.log.last_stable_offset == 0
     assert history.log.producers.transactions.aborted_between(0, 10) == []
@@ -216,7 +198,7 @@ def test_aborted_transactions_are_forgotten_with_their_records(tmp_path):
     for _ in range(10):
         history.write(1)
         history.end(1, is_commit=False)
-    _flush(history.log)
+    flush(history.log)
     transactions = history.log.producers.transactions
     assert len(transactions.aborted_between(0, 30)) == 10
 
@@ -238,7 +220,7 @@ def test_a_response_lists_only_what_overlaps_it(tmp_path):
     for _ in range(500):
         history.write(1)
         history.end(1, is_commit=False)
-    _flush(history.log)
+    flush(history.log)
 
     _, few = history.log.read_committed(history.log.log_end - 3, 100, at_least_one=True)
     assert len(few) == 1
@@ -272,7 +254,7 @@ def test_a_transaction_outlives_the_loss_of_the_recorded_end(tmp_path):
     history.write(1)
     for _ in range(20):
         history.write(0, transactional=False)
-    _flush(history.log)
+    flush(history.log)
     state = history.log.producers.to_bytes(0)
 
     first = _open(history.log.folder)

@@ -17,9 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.log.test_partition_log import _expected, _flush, _open, _values
 from kit.fakes.faulty_disk import FaultyDisk, PowerLossError
-from logmirror.broker.log.batch_check import check_batch
+from kit.runs.small_logs import append_batch, expected, flush, open_log, values
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.retention import Expired, expired, read_age
@@ -37,17 +36,16 @@ def _append(log: PartitionLog, number: int, *times_ms: int, **fields: int) -> No
         Record(n, time_ms, 0, None, b"%02d-%d" % (number, n), ())
         for n, time_ms in enumerate(times_ms)
     ]
-    batch = memoryview(bytearray(encode_reference(records, **fields)))
-    log.append(batch, check_batch(batch, max_bytes=10**6))
+    append_batch(log, encode_reference(records, **fields))
 
 
 def _segments(folder: Path, *times_ms: int | tuple[int, ...]) -> PartitionLog:
     """Return a log with a sealed segment for each timestamp, and an empty open one."""
-    log = _open(folder, segment_bytes=10**6)
+    log = open_log(folder, segment_bytes=10**6)
     for number, found in enumerate(times_ms):
         _append(log, number, *(found if isinstance(found, tuple) else (found,)))
         log.roll()
-        _flush(log)
+        flush(log)
     return log
 
 
@@ -122,7 +120,7 @@ def test_size_counts_whole_segments_and_the_open_one(tmp_path):
     log.advance_start(2)
     log.take_deleted()
     assert log.size_bytes == 2 * one
-    again = _open(tmp_path / "t" / "0")
+    again = open_log(tmp_path / "t" / "0")
     files = [*again.folder.glob("*.batches"), *again.folder.glob(".*.open")]
     assert again.size_bytes == sum(path.stat().st_size for path in files)
 
@@ -149,7 +147,7 @@ def test_records_without_a_timestamp_are_as_old_as_the_last_write(tmp_path):
     [path] = folder.glob("*.batches")
     os.utime(path, (50, 50))
     disk = Disk()
-    log = _open(folder)
+    log = open_log(folder)
 
     assert _expired(log, ms=100).unread is log.segments[0]
     assert read_age(log.segments[0], SegmentCache(disk), disk, older_than_ms=0) == 50_000
@@ -163,7 +161,7 @@ def test_a_flipped_timestamp_does_not_make_a_segment_old(tmp_path):
     data[35:43] = (1).to_bytes(8)
     path.write_bytes(data)
     disk = Disk()
-    log = _open(folder, disk)
+    log = open_log(folder, disk)
 
     newest_ms = read_age(log.segments[0], SegmentCache(disk), disk, older_than_ms=5_000)
 
@@ -172,29 +170,29 @@ def test_a_flipped_timestamp_does_not_make_a_segment_old(tmp_path):
 
 def test_an_open_segment_is_sealed_on_request_and_the_log_continues(tmp_path):
     folder = tmp_path / "t" / "0"
-    log = _open(folder)
+    log = open_log(folder)
     log.roll()
     assert not folder.exists(), "there was nothing to seal"
     _append(log, 0)
     log.roll()
     log.roll()
-    _flush(log)
+    flush(log)
     _append(log, 1)
-    _flush(log)
+    flush(log)
 
     assert sorted(path.name for path in folder.glob("*.batches")) == [f"{0:020d}-{1:020d}.batches"]
-    assert _values(log) == _values(_open(folder)) == _expected(range(2))
+    assert values(log) == values(open_log(folder)) == expected(range(2))
 
 
 def _workload(disk: Disk, folder: Path, starts: list[int], acked: list[int]) -> None:
-    log = _open(folder, disk)
+    log = open_log(folder, disk)
     for number in range(12):
         _append(log, number, producer_id=8, producer_epoch=0, base_sequence=number * 2)
-        _flush(log)
+        flush(log)
         acked[0] = log.high_watermark
         if number % 4 == 3:
             log.roll()
-            _flush(log)
+            flush(log)
             count = _expired(log, ms=0).deletable
             assert count
             starts[0] = log.segments[count - 1].next_offset
@@ -228,6 +226,6 @@ def test_power_loss_before_any_call_restores_nothing_and_loses_nothing(tmp_path)
 
         assert log.log_start == starts[0]
         assert log.log_end >= max(acked[0], starts[0])
-        assert _values(log) == _expected(range(24))[log.log_start : log.log_end]
+        assert values(log) == expected(range(24))[log.log_start : log.log_end]
         if log.log_end:
             assert dict(log.producers.items())[8].last_sequence == log.log_end - 1

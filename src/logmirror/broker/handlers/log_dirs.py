@@ -244,8 +244,8 @@ async def _move_all(
     for name, number, (_, log, target) in changes:
         if log in refused:
             _LOG.warning(
-                "%s-%d cannot be moved to %s: its last move is not complete, the database cannot "
-                "be written, or the directory has a folder of this partition already",
+                "%s-%d cannot be moved to %s: it is offline, its last move is not complete, the "
+                "database cannot be written, or the directory has a folder of this partition",
                 *(name, number, target),
             )
             codes[name][number] = ErrorCode.KAFKA_STORAGE_ERROR
