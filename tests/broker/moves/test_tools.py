@@ -14,6 +14,7 @@ import pytest
 from broker.moves.conftest import TwoDirs
 from broker.moves.test_requests import fill
 from broker.test_log_dirs import start, write
+from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ def test_e96_the_tool_redirects_a_move_and_names_what_is_offline(apache_tools, t
         dirs.limit(None)
         for number in (0, 1):
             dirs.wait_in("t", c, number)
+        wait_until(lambda: not [*c.glob("t/*/.*.move")], what=lambda: "the ends of the moves")
 
         away = c.rename(tmp_path / "away")
         found = to_c.run("--verify")
