@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.cluster.client import LATEST
 from logmirror.cluster.retry import NotFoundError
-from logmirror.errors import UnavailableError
+from logmirror.errors import LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
     from logmirror.clock import Clock
@@ -23,16 +23,18 @@ def await_leader(
 
     Raises:
         UsageError: The topic was not visible within the time, or permission is missing.
-        UnavailableError: The leader did not respond within the time.
+        UnavailableError: The partition had no leader within the time, or it did not respond.
     """
     deadline_ms = clock.monotonic_ms() + timeout_ms
     while True:
         try:
-            cluster.topic(partition.topic)
-            cluster.list_offsets([partition], LATEST)
-        except (NotFoundError, UnavailableError):
-            if clock.monotonic_ms() > deadline_ms:
-                raise
-            clock.sleep_ms(_POLL_MS)
-        else:
-            return
+            found = cluster.topic(partition.topic).partitions.get(partition.partition)
+            if found is not None and found.leader >= 0:
+                cluster.list_offsets([partition], LATEST)
+                return
+            error: LogmirrorError = UnavailableError("the topic has no leader yet")
+        except (NotFoundError, UnavailableError) as failure:
+            error = failure
+        if clock.monotonic_ms() > deadline_ms:
+            raise error.add_facts(topic=partition.topic, partition=partition.partition)
+        clock.sleep_ms(_POLL_MS)
