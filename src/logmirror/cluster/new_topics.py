@@ -21,6 +21,12 @@ def await_leader(
 ) -> None:
     """Wait until the brokers return the topic's metadata, and the partition's leader responds.
 
+    Args:
+        cluster: Its client.
+        partition: A partition of the topic.
+        clock: For the wait.
+        timeout_ms: The limit. The last request may take the client's retry budget more.
+
     Raises:
         UsageError: The topic was not visible within the time, or permission is missing.
         UnavailableError: The partition had no leader within the time, or it did not respond.

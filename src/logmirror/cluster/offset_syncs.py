@@ -123,8 +123,8 @@ def thinned(pairs: Sequence[_T], most: int = SYNCS_MAX) -> list[_T]:
 def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror: str) -> bool:
     """Create the topic for syncs; log a warning if it cannot be created.
 
-    Returns whether there is such a topic. Its leader may not respond yet, although this waits for
-    it for `_READY_MS`: a write to it fails, and does no harm.
+    Returns whether there is such a topic. This waits for its leader, as long as `_READY_MS` and a
+    request. If the leader does not respond by then, the next write fails, and does no harm.
 
     Args:
         source: The source cluster.

@@ -139,6 +139,21 @@ def test_a_later_owner_is_noticed_behind_what_an_owner_creates_while_it_checks()
         owner.check()
 
 
+def test_what_was_removed_while_an_owner_checks_was_another_owners(monkeypatch):
+    """Only a later owner removes what is behind the end that this one knows (K5)."""
+    store = MemoryStore()
+    owner = ChainWriter(store, b"o" * 8)
+    owner.take_over()
+    store.create(commit_name(owner.next_sequence), owner.packed([data(0, 1)], 0))
+
+    def gone(name: str) -> bytes:
+        raise KeyError(name)
+
+    monkeypatch.setattr(store, "read", gone)
+    with pytest.raises(FencedError):
+        owner.check()
+
+
 def test_a_lost_response_is_looked_up():
     store = MemoryStore()
     writer = ChainWriter(store, b"w" * 8)

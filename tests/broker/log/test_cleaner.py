@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kit.runs.small_logs import append_batch, flush, open_log
+from kit.runs.small_logs import append_batch, fetched, flush, open_log
 from logmirror.archive.chain import chain
 from logmirror.broker.log.cleaner import Cleaning, Plan
 from logmirror.broker.log.disk import Disk
 from logmirror.broker.log.partition_transactions import Marker
-from logmirror.broker.log.reading import ColdSegmentError
 from logmirror.errors import CorruptionError
 from logmirror.wire import kernels_keys
 from logmirror.wire.batch_header import parse_header
@@ -92,13 +91,7 @@ def _clean(log: PartitionLog, disk: Disk | None = None, **fields: object) -> int
 def _bytes(log: PartitionLog, offset: int | None = None) -> bytes:
     offset, found = log.log_start if offset is None else offset, b""
     while offset < log.high_watermark:
-        try:
-            ranges = log.read(offset, 1000, at_least_one=True)
-        except ColdSegmentError as cold:
-            log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
-            continue
-        assert ranges, "no progress"
-        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+        data = fetched(log, offset)
         found += data
         offset = _headers(data)[-1].last_offset + 1
     return found

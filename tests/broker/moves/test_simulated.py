@@ -192,9 +192,7 @@ def test_a_copy_that_is_not_durable_is_found(tmp_path, monkeypatch):
 @PLANTED
 def test_a_bucket_that_keeps_what_has_left_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(placed_logs, "_CLEAN_S", 2.0)
-    monkeypatch.setattr(
-        "logmirror.broker.topic_removal.TopicRemoval.remove_residence", lambda *_: None
-    )
+    monkeypatch.setattr(TopicRemoval, "remove_residence", lambda *_: None)
     assert found_by(tmp_path)
 
 

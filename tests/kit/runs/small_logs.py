@@ -95,18 +95,25 @@ def workload(log: PartitionLog, acked: list[int], batches: int = 24) -> None:
             flush(log)
 
 
-def read(log: PartitionLog, offset: int | None = None) -> list[Record]:
-    """Read all records from an offset on, as a consumer does, one response after the other."""
-    offset = log.log_start if offset is None else offset
-    found: list[Record] = []
-    while offset < log.high_watermark:
+def fetched(log: PartitionLog, offset: int) -> bytes:
+    """Return the batches of one response to a consumer."""
+    for _ in range(len(log.segments) + 1):
         try:
             ranges = log.read(offset, 1000, at_least_one=True)
         except ColdSegmentError as cold:
             log._cache.loaded(cold.segment)  # noqa: SLF001  # what the fetch handler does
             continue
         assert ranges, "no progress"
-        data = b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+        return b"".join(os.pread(r.file.fd, r.size_bytes, r.position) for r in ranges)
+    raise AssertionError("a segment is never loaded")
+
+
+def read(log: PartitionLog, offset: int | None = None) -> list[Record]:
+    """Read all records from an offset on, as a consumer does, one response after the other."""
+    offset = log.log_start if offset is None else offset
+    found: list[Record] = []
+    while offset < log.high_watermark:
+        data = fetched(log, offset)
         records = [record for record in decode_reference(data) if record.offset >= offset]
         found += records
         offset = records[-1].offset + 1

@@ -141,9 +141,9 @@ class Moves:
             wanted: The requests.
 
         Returns:
-            The logs that cannot be moved: they are offline, and the row of their last move may be
-            needed (H1); or the directory has a folder of the partition already, which is not this
-            partition.
+            The logs that cannot be moved. They are offline: a start may need the row of their last
+            move (H1 in `bucket.residences`). Or the directory has a folder of the partition
+            already, which is not this partition.
 
         Raises:
             LogmirrorError: The database could not be written; the moves of these partitions failed.
