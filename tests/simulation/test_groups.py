@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.tiers import sized
+from kit.tiers import PLANTED, sized
 from logmirror.failpoints import GROUP_POINTS
 from logmirror.groups import link, replica_logs, target_sync
 from logmirror.groups.checkpoint_topics import CheckpointTopics
@@ -265,7 +265,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow
+@PLANTED
 @pytest.mark.timeout(1200)  # 150 seeds on a busy machine
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_removed_rule_causes_an_anomaly(rule, monkeypatch):
