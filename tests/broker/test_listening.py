@@ -52,6 +52,14 @@ def test_a_broker_beyond_loopback_that_may_be_anonymous_warns(tmp_path, host, wa
     assert ("WARNING" in text and "clients are not authenticated" in text) == warns
 
 
+def test_the_log_names_every_log_directory(tmp_path):
+    others = [str(tmp_path / "b"), str(tmp_path / "c")]
+    listened, text = _log_of_start(tmp_path, more_log_dirs=others)
+
+    assert listened
+    assert f"log directories {tmp_path / 'data'}, {', '.join(others)}\n" in text
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("certificates"))
