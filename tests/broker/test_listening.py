@@ -52,12 +52,13 @@ def test_a_broker_beyond_loopback_that_may_be_anonymous_warns(tmp_path, host, wa
     assert ("WARNING" in text and "clients are not authenticated" in text) == warns
 
 
-def test_the_log_names_every_log_directory(tmp_path):
-    others = [str(tmp_path / "b"), str(tmp_path / "c")]
-    listened, text = _log_of_start(tmp_path, more_log_dirs=others)
+@pytest.mark.parametrize("others", [(), ("b", "c")])
+def test_the_log_names_every_log_directory(tmp_path, others):
+    more = [str(tmp_path / name) for name in others]
+    listened, text = _log_of_start(tmp_path, more_log_dirs=more)
 
     assert listened
-    assert f"log directories {tmp_path / 'data'}, {', '.join(others)}\n" in text
+    assert f", log directories: {', '.join([str(tmp_path / 'data'), *more])}\n" in text
 
 
 @pytest.fixture(scope="module")

@@ -359,10 +359,9 @@ def _background(broker: Broker, disk: Disk, cleaners: Executor) -> tuple[Houseke
 
 
 def _announce(options: BrokerOptions, bound: list[Bound]) -> None:
-    dirs = [str(place) for place in (options.bucket or options.log_dir, *options.more_log_dirs)]
-    places = f"log {'directory' if len(dirs) == 1 else 'directories'} {', '.join(dirs)}"
+    dirs = ", ".join(map(str, (options.bucket or options.log_dir, *options.more_log_dirs)))
     for host, port, _, endpoint in bound:
-        _LOG.info("listening on %s:%d (%s), %s", host, port, endpoint.name, places)
+        _LOG.info("listening on %s:%d (%s), log directories: %s", host, port, endpoint.name, dirs)
     if not options.flush_on_ack:
         _LOG.warning(
             "records are acknowledged before they are flushed: a power loss can take away "
