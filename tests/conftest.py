@@ -84,6 +84,24 @@ def _place(item: pytest.Item) -> int:
     return 2 if item.get_closest_marker("timeout") else 3  # long ones first
 
 
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Name what differs between two mappings of records, of which pytest would print all."""
+    if op != "==" or not isinstance(left, dict) or not isinstance(right, dict):
+        return None
+    places = left.keys() | right.keys()
+    if not all(isinstance(place, tuple) for place in places):
+        return None
+    absent = "absent"
+    differs = [at for at in places if left.get(at, absent) != right.get(at, absent)]
+    differing = sorted(differs, key=str)
+    shown = [
+        f"{at}: {str(left.get(at, absent))[:60]} == {str(right.get(at, absent))[:60]}"
+        for at in differing[:20]
+    ]
+    head = f"{len(left)} == {len(right)} records, of which {len(differing)} differ:"
+    return [head, *shown]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Keep Python's garbage collector from visiting the thousands of tests again and again."""

@@ -51,6 +51,10 @@ class Load:
             }
         )
         self.acked: dict[tuple[int, int], bytes] = {}
+        self.unplaced: list[tuple[int, bytes]] = []
+        """Partition and value of what was acknowledged without an offset. librdkafka does that to
+        a batch that got an error, if the next one is acknowledged before it is sent again."""
+
         self.failures: list[object] = []
         self.sent = 0
         self.last_acked_s = 0.0
@@ -65,7 +69,10 @@ class Load:
             self.failures.append(error)
         else:
             self.last_acked_s = time.monotonic()
-            self.acked[message.partition(), message.offset()] = message.value()
+            if message.offset() is None:
+                self.unplaced.append((message.partition(), message.value()))
+            else:
+                self.acked[message.partition(), message.offset()] = message.value()
 
     def _run(self) -> None:
         began_s = time.monotonic()
@@ -98,6 +105,13 @@ class Load:
     def flush(self, timeout_s: float = 60) -> int:
         """Wait for what was sent; returns how much was not delivered."""
         return self._producer.flush(timeout_s)
+
+    def placed(
+        self, found: Mapping[tuple[int, int], bytes | None]
+    ) -> dict[tuple[int, int], bytes]:
+        """Return what was acknowledged, with the offsets found for records acknowledged without."""
+        places = {(at[0], value): at for at, value in found.items() if at not in self.acked}
+        return self.acked | {places[one]: one[1] for one in self.unplaced}
 
     def wait_for(self, count: int, timeout_s: float = 60) -> None:
         """Wait until so many more records are acknowledged."""

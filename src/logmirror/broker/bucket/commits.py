@@ -26,7 +26,7 @@ from logmirror.broker.log.reading import StorageError
 from logmirror.broker.log.segment import opened, walk
 from logmirror.broker.log.unflushed_limit import UnflushedLimit
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import FencedError, UnavailableError
+from logmirror.errors import FencedError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -276,7 +276,7 @@ class BucketCommit(GroupCommit):
         since_ms = self._bucket.journal.failing_since_ms
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         if since_ms is not None and now_ms - since_ms > self._timeout_ms:
-            failure = UnavailableError(
+            failure = OutcomeUnknownError(
                 "the bucket cannot be written", hint="the records may become durable later"
             )
             for log in {*self._running, *self._due, *self._scheduled}:

@@ -48,6 +48,7 @@ from logmirror.broker.log.reading import StorageError
 from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topic import TopicDeletedError
 from logmirror.broker.transactions.coordinator import RefusedTransactionError, Writer
+from logmirror.errors import OutcomeUnknownError
 from logmirror.failpoints import reach
 from logmirror.wire.serve_produce import (
     Produced,
@@ -136,9 +137,7 @@ class ProduceResponse:
 
         def outcome(failure: LogmirrorError | None) -> None:
             if failure is not None:
-                gone = isinstance(failure, TopicDeletedError)
-                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if gone else _STORAGE
-                responses[place] = Produced(responses[place].partition, code, -1, -1)
+                responses[place] = Produced(responses[place].partition, _code_of(failure), -1, -1)
             self.release()
 
         return outcome
@@ -164,6 +163,18 @@ class ProduceResponse:
 
 
 _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def _code_of(failure: LogmirrorError) -> ErrorCode:
+    """Return the code for an appended batch that does not become durable, or not in time.
+
+    In time is Kafka's REQUEST_TIMED_OUT: clients take it for "the batch may be stored". They take
+    KAFKA_STORAGE_ERROR for "it is not".
+    """
+    if isinstance(failure, TopicDeletedError):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    is_late = isinstance(failure, OutcomeUnknownError)
+    return ErrorCode.REQUEST_TIMED_OUT if is_late else _STORAGE
 
 
 def produce(
