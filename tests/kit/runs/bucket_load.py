@@ -106,9 +106,7 @@ class Load:
         """Wait for what was sent; returns how much was not delivered."""
         return self._producer.flush(timeout_s)
 
-    def placed(
-        self, found: Mapping[tuple[int, int], bytes | None]
-    ) -> dict[tuple[int, int], bytes]:
+    def placed(self, found: Mapping[tuple[int, int], bytes | None]) -> dict[tuple[int, int], bytes]:
         """Return what was acknowledged, with the offsets found for records acknowledged without."""
         places = {(at[0], value): at for at, value in found.items() if at not in self.acked}
         return self.acked | {places[one]: one[1] for one in self.unplaced}
