@@ -1,24 +1,32 @@
-"""Goal: producers do not wait for the disk of another log directory.
+"""Goal: producers do not wait for the disk of another log directory, and no move waits for ever.
 
 Method: a broker process in which `os.fdatasync` of the files in one directory does not return while
-a file exists. More of its partitions are flushed than a directory has threads.
+a file exists. More of its partitions are flushed than a directory has threads. And one whose moves
+wait 25 s for a bucket that is away.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from confluent_kafka import Producer
 
 from broker.moves.conftest import TwoDirs
-from broker.moves.test_requests import BATCH
+from broker.moves.test_bucket_moves import DiskAndBucket
+from broker.moves.test_requests import BATCH, NONE, fill
 from kit.fakes.disk import loading
+from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.judges.partition_client import Appended
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from kit.servers.s3 import LogBucket
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from kit.servers.s3 import S3Server
 
 PARTITIONS = 8
 WAITING = '''
@@ -78,3 +86,38 @@ def sizes(dirs: TwoDirs) -> list[int]:
     """Return how much is written of each partition in the slow directory."""
     with dirs.client() as client:
         return [client.where("late", n)[str(dirs.b)].size_bytes for n in range(PARTITIONS)]
+
+
+@pytest.mark.gate("it waits for two requests to the bucket, of 20 s")
+def test_a_move_ends_if_its_bucket_is_away_for_too_long(
+    s3_server: S3Server, tmp_path: Path
+) -> None:
+    """The partition stays where it is, and is moved by a request when the bucket is back."""
+    code = "from logmirror.broker.moves import mover\nmover._AWAY_MS = 25_000.0\n"
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        place, disk = LogBucket(s3_server, s3_server.new_bucket(), proxy.endpoint), tmp_path / "a"
+        broker = EmbeddedBroker(
+            tmp_path / "broker",
+            bucket=place,
+            environment=loading(tmp_path, code),
+            more_log_dirs=[str(disk)],
+            segment_bytes=20_000,
+        )
+        with broker:
+            dirs = DiskAndBucket(broker, disk, place.url)
+            dirs.create("t")
+            fill(dirs, "t", 40)
+            dirs.limit(20_000)
+            with dirs.client() as client:
+                assert client.move_one("t", dirs.b) == NONE
+            proxy.spoil(Fault("503", "", times=1_000_000))
+            log = broker.log
+            wait_until(lambda: "failed" in log.read_text(), what=log.read_text)
+            with dirs.client() as client, dirs.partition("t") as partition:
+                assert partition.produce(BATCH) == Appended(0, 4_000)
+                proxy.spoil()
+                dirs.limit(None)
+                assert client.where("t").keys() == {str(dirs.a), str(dirs.b)}
+                assert client.move_one("t", dirs.b) == NONE
+                dirs.wait_in("t", dirs.b)
+                assert partition.produce(BATCH) == Appended(0, 4_100)

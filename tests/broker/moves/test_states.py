@@ -1,6 +1,6 @@
-"""Goal: a move is only ever in a state that may follow the one before.
+"""Goal: a move is only ever in a state that may follow the one before, and no error lasts for ever.
 
-Method: every pair of states, against a table that is written here by hand.
+Method: every pair of states, against a table that is written here by hand; errors at given times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from logmirror.broker.moves.move import Move, MoveState
+from logmirror.broker.moves.move import Move, MoveState, Trouble
 from logmirror.errors import InternalError, UnavailableError
 
 WAYS: dict[str, list[str]] = {
@@ -55,7 +55,6 @@ def test_the_table_has_every_state():
     assert {len(row) for row in ROWS} == {1 + len(MoveState)}
 
 
-@pytest.mark.move("E8", "E9", "E20", "E47", "E64", "E86")
 @pytest.mark.parametrize(("now", "to", "is_allowed"), PAIRS)
 def test_a_state_follows_only_those_in_the_table(now, to, is_allowed):
     move = move_in(now)
@@ -76,3 +75,25 @@ def test_nothing_else_sets_the_state():
     move = move_in("copying")
     with pytest.raises(AttributeError):
         move.state = MoveState.MOVED  # type: ignore[misc]  # that is the test
+
+
+LIMIT_MS = 600
+
+
+@pytest.mark.parametrize(
+    ("errors", "since_ms"),
+    [
+        ([(0, 0)], 0),
+        ([(0, 0), (300, 0), (590, 0)], 0),
+        ([(0, 3), (500, 3), (1_000, 3), (1_500, 3)], 0),  # as long as they come again and again
+        ([(0, 3), (500, 4), (590, 4)], 500),  # a segment was copied in between
+        ([(0, 3), (601, 3)], 601),  # none for a long time
+    ],
+)
+def test_errors_that_may_pass_are_counted_from_the_first(
+    errors: list[tuple[int, int]], since_ms: int
+) -> None:
+    trouble = Trouble(errors[0][0], errors[0][0], errors[0][1])
+    for now_ms, copied in errors:
+        trouble = trouble.again(now_ms, copied, LIMIT_MS)
+    assert trouble == (since_ms, *errors[-1])

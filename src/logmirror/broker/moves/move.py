@@ -97,6 +97,24 @@ class Whole(NamedTuple):
         return self.sealed[-1].next_offset if self.sealed else 0
 
 
+class Trouble(NamedTuple):
+    """Errors of a move that may pass, without a copied segment in between.
+
+    That other steps succeed shows nothing: the copy of a segment begins again after each error, and
+    most of its steps do not need the bucket.
+    """
+
+    since_ms: float
+    last_ms: float
+    copied: int
+    """How many segments were copied by then."""
+
+    def again(self, now_ms: float, copied: int, limit_ms: float) -> Trouble:
+        """Add an error; after a copied segment, or a long time without errors, it is the first."""
+        is_new = copied > self.copied or now_ms - self.last_ms > limit_ms
+        return Trouble(now_ms if is_new else self.since_ms, now_ms, copied)
+
+
 @dataclass(slots=True, eq=False)
 class Move:
     """One move.
@@ -162,8 +180,8 @@ class Move:
     is_placed: bool = False
     """From or into a bucket: the row says that the partition is in the new place."""
 
-    trouble_since_ms: float | None = None
-    """Since when an error that may pass has not passed."""
+    trouble: Trouble | None = None
+    """The last error that may pass."""
 
     shadow: Shadow | None = None
     whole: Whole | None = None

@@ -41,6 +41,7 @@ from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
     MoveState,
+    Trouble,
     Whole,
     mark_of,
     remove_folder,
@@ -279,7 +280,6 @@ class Moves:
                     await asyncio.sleep(_RETRY_S)
             elif await self.throttle.wait() and await self._copier.step(move):
                 await self._follow(move)
-            move.trouble_since_ms = None
         except (LogmirrorError, OSError) as error:
             if not move.is_active:
                 pass
@@ -296,11 +296,11 @@ class Moves:
         """Whether to try again after an error; what was copied of the segment is dropped."""
         if move.log.failure is not None or not self._routes.of(move).is_passing(error):
             return False
-        now_ms = SYSTEM_CLOCK.monotonic_ms()
-        if move.trouble_since_ms is None:
-            move.trouble_since_ms = now_ms
+        now_ms, copied = SYSTEM_CLOCK.monotonic_ms(), len(move.copied)
+        before = move.trouble or Trouble(now_ms, now_ms, copied)
+        move.trouble = before.again(now_ms, copied, _AWAY_MS)
         self._detach(move, MoveState.COPYING)
-        return now_ms - move.trouble_since_ms < _AWAY_MS
+        return now_ms - move.trouble.since_ms < _AWAY_MS
 
     async def _pause(self) -> None:
         """Wait before a repetition; a stop ends it."""
@@ -352,7 +352,7 @@ class Moves:
         new = move.target / old.parent.name / old.name
         began_s = self.counts.now_s()
         try:
-            self._disk.rename(move.future, new)  # nothing has this name, see `_prepare`
+            self._disk.rename(move.future, new)  # nothing has this name, see `_occupied`
         except OSError as error:
             self._fail(move, error)
             return
