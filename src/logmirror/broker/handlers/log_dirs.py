@@ -276,7 +276,8 @@ def _decided(  # noqa: PLR0911  # one response for each case, in Kafka's order
     is_there = broker.topics.moves is None or dirs.by_name[place] == log.folder.parent.parent
     if is_there and move is None:
         return ErrorCode.NONE, None
-    if not is_there and offline:
+    goes_there = move is not None and move.is_active and move.target == dirs.by_name[place]
+    if offline and not is_there and not goes_there:
         return ErrorCode.KAFKA_STORAGE_ERROR, None
     return ErrorCode.NONE, ((topic.topic_id.bytes, number), log, dirs.by_name[place])
 
