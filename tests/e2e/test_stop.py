@@ -68,21 +68,14 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(cli_broker, make_config,
             if process.pid != run.pid:
                 process.suspend()  # so that it cannot end before the second signal
         run.signal(signal.SIGTERM)
-        wait_until(lambda: not pending(run.pid, signal.SIGTERM), what=lambda: "the first signal")
-        run.signal(signal.SIGTERM)
-        exit_code = run.wait(timeout_s=10)
+        run.signal(signal.SIGINT)  # a second one of the same kind may be merged with the first
+        exit_code = run.wait(timeout_s=60)
         run.signal_all(signal.SIGCONT)
         run.wait_until_nothing_is_left()
     result = run_now(config)
 
-    assert exit_code == 128 + signal.SIGTERM
+    # Python handles signals that came together in the order of their numbers.
+    assert exit_code in {128 + signal.SIGINT, 128 + signal.SIGTERM}
     assert " flushed " not in run.text
     assert result.returncode == 0, result.stderr
     assert anomalies(cli_broker, topic, tmp_path) == []
-
-
-def pending(pid: int, number: int) -> bool:
-    """Whether a signal waits to be taken: a second one of its kind would be merged with it."""
-    with open(f"/proc/{pid}/status") as status:  # noqa: PTH123  # no file that pathlib would suit
-        fields = dict(line.rstrip("\n").split(":\t", 1) for line in status if ":\t" in line)
-    return bool((int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)) >> (number - 1) & 1)
