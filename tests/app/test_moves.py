@@ -81,6 +81,7 @@ def state(copied, lag=7):
 DONE = [log_dir("/x", a1=(5,)), log_dir("/y", a0=(1000,))]
 
 
+@pytest.mark.move("E99")
 def test_a_rate_is_that_of_two_samples():
     moves, _ = of(state(100), state(300))
     [one] = moves.sampled()

@@ -13,13 +13,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import duckdb
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kit.judges.clients import rows_by_librdkafka
 from kit.runs import page
@@ -120,16 +122,86 @@ def move_to_s3(reader: Reader, commands: deque[str]) -> None:
     broker = reader.leave_running(
         commands.popleft(), until=lambda output: "\nlistening on " in f"\n{output}"
     )
-    for _ in range(3):
-        reader.type(commands.popleft())
-    assert commands[0].endswith(" --verify")
-    deadline = time.monotonic() + 60
-    while "completed successfully" not in (found := reader.type(commands[0])):
-        assert time.monotonic() < deadline, found
-    commands.popleft()
+    reader.type(commands.popleft())
     address = next(word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:"))
-    rows = list(rows_by_librdkafka(address, "clicks"))
-    assert [row.value for row in rows] == [b"%d" % n for n in range(1, RECORDS + 1)]
+    with Traffic(address, "clicks") as traffic:
+        reader.type(commands.popleft())
+        execute, verify = commands.popleft(), commands.popleft()
+        assert execute.endswith(" --execute")
+        carry_out(reader, execute, verify)
+        there = traffic.acked
+        reader.type(f"sed 's|s3://[^\"]*|{reader.folder}/hot|' plan.json > back.json")
+        back = [command.replace("plan.json", "back.json") for command in (execute, verify)]
+        carry_out(reader, *back)
+    assert 0 < there < traffic.acked
+    wanted = [b"%d" % n for n in range(1, RECORDS + 1)] + traffic.sent
+    assert [row.value for row in rows_by_librdkafka(address, "clicks")] == wanted
+    assert traffic.read == wanted
+    assert traffic.errors == []
+
+
+def carry_out(reader: Reader, execute: str, verify: str) -> None:
+    """Begin a move with Apache Kafka's tool, and wait until that says that it is complete."""
+    reader.type(execute)
+    deadline = time.monotonic() + 60
+    while "completed successfully" not in (found := reader.type(verify)):
+        assert time.monotonic() < deadline, found
+
+
+class Traffic:
+    """A producer and a consumer of a partition, from its start until the end of a block."""
+
+    def __init__(self, address: str, topic: str) -> None:
+        self.sent: list[bytes] = []
+        self.read: list[bytes | None] = []
+        self.errors: list[object] = []
+        self.acked = 0
+        self._topic = topic
+        self._ends = threading.Event()
+        common = {"bootstrap.servers": address}
+        self._producer = Producer({**common, "enable.idempotence": True})
+        self._consumer = Consumer(
+            {**common, "group.id": "readers", "enable.auto.commit": False}
+            | {"auto.offset.reset": "error"}
+        )
+        self._consumer.assign([TopicPartition(topic, 0, 0)])
+        self._threads = [threading.Thread(target=one) for one in (self._write, self._consume)]
+
+    def _delivered(self, error: object, _: object) -> None:
+        if error is None:
+            self.acked += 1
+        else:
+            self.errors.append(error)
+
+    def _write(self) -> None:
+        while not self._ends.wait(0.002):
+            value = b"during %d" % len(self.sent)
+            self.sent.append(value)
+            self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
+            self._producer.poll(0)
+        self._producer.flush(60)
+
+    def _consume(self) -> None:
+        deadline = time.monotonic() + 300
+        while not self._ends.is_set() or len(self.read) < RECORDS + len(self.sent):
+            for message in self._consumer.consume(1_000, 0.1):
+                if message.error() is None:
+                    self.read.append(message.value())
+                else:
+                    self.errors.append(message.error())
+            if time.monotonic() > deadline:
+                return
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+        self._consumer.close()
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""docs/broker-statements.md lists each statement once, with tests that carry its ID.
+"""Two pages list each statement once, with tests that carry its ID: docs/broker-statements.md, and
+docs/moves-statements.md for moves between log directories.
 
 Method: the sources of the named tests are parsed. A row stands if each of its tests exists and has
-the row's ID in its name or in its `statement` marker; a marker that no row names is an error too.
-The tests for a log directory in a bucket are collected, to see that they run on one.
+the row's ID in its name or in its `statement` marker, in that of moves in its `move` marker. A
+`statement` marker that no row names is an error too. The tests for a log directory in a bucket are
+collected, to see that they run on one.
 """
 
 from __future__ import annotations
@@ -21,13 +23,19 @@ from kit.runs.commands import logmirror
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = DOCS / "broker-statements.md"
+OF_MOVES: Final = (DOCS / "moves-statements.md").read_text()
 COUNTS: Final = {"S": 14, "B": 6, "N": 9, "T": 18, "C": 18}
 """How many statements of each kind there are; their numbers begin at 1."""
+MOVES: Final = [f"E{number}" for number in range(1, 101)]
+"""The statements of moves."""
 
 _IN_BUCKET: Final = "## With the log directory in a bucket"
 _ROW: Final = re.compile(r"^\| ([A-Z]\d+) \| (?:.+? \| )?([^|]+) \|$", re.MULTILINE)
 _TEST: Final = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 _IN_NAME: Final = re.compile(r"^test_([sbntc])(\d\d)_")
+_MARKED: Final = re.compile(r"'([A-Z]\d+)'|range\((\d+), (\d+)\)")
+"""An ID in a marker, or a range of those of moves."""
+
 _OF_KAFKA: Final = re.compile(r"^\| `(\w+(?:\.py)?)` \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
 FAMILIES: Final = {
     *("AlterReplicaLogDirsRequestTest", "DescribeLogDirsRequestTest", "KRaftClusterTest"),
@@ -43,16 +51,17 @@ OF_OTHER_COMMANDS: Final = {"--help", "--no-mirror"}
 
 
 @cache
-def carried(file: str) -> dict[str, set[str]]:
-    """Return the test functions of a file, with the IDs that each carries."""
+def carried(file: str, marker: str = "statement") -> dict[str, set[str]]:
+    """Return the test functions of a file, with the IDs that each carries in its name or marker."""
     found: dict[str, set[str]] = {}
     for node in ast.parse((ROOT / file).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             named = _IN_NAME.match(node.name)
             ids = {f"{named[1].upper()}{int(named[2])}"} if named else set()
-            for mark in node.decorator_list:
-                if ast.unparse(mark).startswith("pytest.mark.statement("):
-                    ids |= {ast.literal_eval(one) for one in mark.args}  # type: ignore[attr-defined]  # a call
+            for mark in map(ast.unparse, node.decorator_list):
+                if mark.startswith(f"pytest.mark.{marker}("):
+                    for one, first, end in _MARKED.findall(mark):
+                        ids |= {one} if one else {f"E{n}" for n in range(int(first), int(end))}
             found[node.name] = ids
     return found
 
@@ -63,7 +72,8 @@ PARTS: Final = dict(zip(("directory", "bucket"), PAGE.read_text().split(_IN_BUCK
 SHOWN: Final = [
     (place, name, shown) for place, text in PARTS.items() for name, shown in _ROW.findall(text)
 ]
-OF_KAFKA: Final = _OF_KAFKA.findall(PAGE.read_text())
+SHOWN_OF_MOVES: Final = _ROW.findall(OF_MOVES)
+OF_KAFKA: Final = _OF_KAFKA.findall(OF_MOVES)
 _IDS: Final = [f"{place}-{name}" for place, name, _ in SHOWN]
 
 
@@ -79,6 +89,18 @@ def test_each_row_names_tests_that_carry_its_id_or_a_reason(name: str, shown: st
     assert tests or shown.startswith("not applicable: ")
     for file, test in tests:
         assert name in carried(file)[test], (file, test)
+
+
+def test_each_statement_of_moves_has_one_row() -> None:
+    assert [name for name, _ in SHOWN_OF_MOVES] == MOVES
+
+
+@pytest.mark.parametrize(("name", "shown"), SHOWN_OF_MOVES, ids=[one for one, _ in SHOWN_OF_MOVES])
+def test_each_row_of_moves_names_tests_that_carry_its_id_or_a_reason(name: str, shown: str) -> None:
+    tests = _TEST.findall(shown)
+    assert 0 < len(tests) <= 3 or shown.startswith("not applicable: ")
+    for file, test in tests:
+        assert name in carried(file, "move")[test], (file, test)
 
 
 @pytest.mark.parametrize(("name", "what", "shown"), OF_KAFKA)

@@ -99,7 +99,7 @@ def delete(dirs: DiskAndBucket, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(20)
 
 
-@pytest.mark.move("E21", "E23", "E31", "E43", "E56", "E57", "E61")
+@pytest.mark.move("E23", "E31", "E43", "E56", "E57", "E61", "E98")
 def test_e31_a_partition_goes_to_the_bucket_and_back(dirs):
     for topic in ("t", "empty"):
         create_topic(dirs.bootstrap, topic, 1, {})
@@ -150,7 +150,7 @@ def test_a_producer_state_that_is_missing_in_the_bucket_stops_no_move(dirs):
 
 
 @pytest.mark.slow
-@pytest.mark.move("E85", *(f"E{number}" for number in range(67, 77)))
+@pytest.mark.move("E67", "E69", "E71", "E72", "E73", "E74", "E76", "E85")
 @pytest.mark.parametrize("step", all_but(STEPS, *FEW, reason="the other steps"))
 def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, step):
     target, _, point = step.partition(" ")
@@ -211,7 +211,7 @@ def test_a_move_with_commits_in_the_chain_is_resumed_as_another_residence(dirs):
         assert contents(partition) == expected
 
 
-@pytest.mark.move("E20", "E86", "E92")
+@pytest.mark.move("E20", "E86")
 @pytest.mark.parametrize("ends", ["cancelled", "deleted"])
 def test_a_move_into_the_bucket_that_does_not_end_leaves_no_object(dirs, ends):
     dirs.create("t")
@@ -229,7 +229,6 @@ def test_a_move_into_the_bucket_that_does_not_end_leaves_no_object(dirs, ends):
             dirs.wait_clean("t")
 
 
-@pytest.mark.move("E98")
 def test_a_topic_that_was_moved_leaves_nothing_when_it_is_deleted(dirs):
     dirs.create("t", 2)
     fill(dirs, "t")
@@ -371,7 +370,7 @@ def test_a_broker_on_a_disk_gets_a_bucket(s3_server, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.move("E96", "E97")
+@pytest.mark.move("E96", "E97", "E98")
 def test_e97_the_tools_move_into_the_bucket_and_cancel(apache_tools, dirs, tmp_path):
     dirs.create("t", 2)
     fill(dirs, "t")
@@ -393,6 +392,22 @@ def test_e97_the_tools_move_into_the_bucket_and_cancel(apache_tools, dirs, tmp_p
     found = described(apache_tools, dirs.bootstrap)
     assert found.keys() == {str(dirs.a), dirs.b}
     assert sizes(found[dirs.b]).keys() == {"t-0", "t-1"}
+
+    plan = Plan(apache_tools, dirs, tmp_path / "back.json", dirs.a)
+    begun = plan.run("--execute", "--replica-alter-log-dirs-throttle", "1")
+    for number in (0, 1):
+        text = f"Successfully started moving log directory to {dirs.a} for replica t-{number}"
+        assert f"{text} with broker 1 " in begun
+    assert "Reassignment of replica t-0-1 is still in progress." in plan.run("--verify")
+    dirs.limit(None)
+    for number in (0, 1):
+        dirs.wait_in("t", dirs.a, number)
+    found = plan.run("--verify")
+    for number in (0, 1):
+        assert f"Reassignment of replica t-{number}-1 completed successfully." in found
+    with dirs.partition("t") as partition:
+        assert [offset for offset, _ in contents(partition)] == [*range(6_000)]
+    dirs.wait_clean("t", "a/0", "a/1")
 
 
 def move_all(found: DiskAndBucket, target: str | Path) -> None:

@@ -228,6 +228,7 @@ def test_kafkas_tool_takes_a_proposed_plan_and_a_rollback_plan(apache_tools, dir
     dirs.wait_in("t", dirs.b, 0)
 
 
+@pytest.mark.move("E16")
 def test_what_a_user_may_do(tmp_path):
     """The file of properties has the password; ACLs decide about the rest."""
     broker = EmbeddedBroker(

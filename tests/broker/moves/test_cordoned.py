@@ -29,7 +29,7 @@ def shown(dirs, version: int = 5) -> dict[str, bool]:
     return {one.log_dir: bool(getattr(one, "is_cordoned", False)) for one in results}
 
 
-@pytest.mark.move("E4", "E26")
+@pytest.mark.move("E3", "E26")
 def test_a_cordoned_directory_gets_no_partition_and_keeps_what_it_has(dirs):
     dirs.create("t")
     fill(dirs, "t", 3)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.move("E75")
+@pytest.mark.move("E64")
 def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned(tmp_path):
     """The deletion is known until the objects are removed; its name is used again before that."""
     chance = random.Random(1)
@@ -59,7 +59,7 @@ def test_a_topic_of_a_deleted_name_outlives_a_crash_before_the_bucket_is_cleaned
     assert known.generation == 2
 
 
-@pytest.mark.move("E75")
+@pytest.mark.move("E64")
 def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path, monkeypatch):
     """Both remove a folder; the second to come to a file finds that it is gone."""
     chance, known, met = random.Random(1), KnownTopic(), []
@@ -85,7 +85,7 @@ def test_a_topic_is_deleted_while_a_move_removes_what_it_has_left_of_it(tmp_path
     assert known.generation == 2
 
 
-@pytest.mark.move("E75", "E93")
+@pytest.mark.move("E64", "E93")
 def test_a_deleted_topic_whose_old_folder_is_on_a_dead_disk_is_not_created_again(tmp_path):
     """Else the next start would find that folder, and take it for the new topic's."""
     chance, store, known = random.Random(1), FailingStore(random.Random(2)), KnownTopic()
@@ -118,7 +118,7 @@ def test_a_deleted_topic_whose_old_folder_is_on_a_dead_disk_is_not_created_again
     assert after.problems == []
 
 
-@pytest.mark.move("E75")
+@pytest.mark.move("E64")
 @pytest.mark.parametrize("deleted", ["t", "another"])
 def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(
     tmp_path, monkeypatch, deleted

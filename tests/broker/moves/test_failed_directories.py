@@ -104,7 +104,7 @@ def failing(tmp_path: Path) -> Iterator[Failing]:
             broker.kill()
 
 
-@pytest.mark.move("E15", "E24", "E95")
+@pytest.mark.move("E15", "E24")
 def test_e24_a_directory_that_fails_takes_its_partitions_offline_and_no_others(failing):
     """LogDirFailureTest: a produce error. All partitions of the directory are offline."""
     dirs, b = failing.dirs, failing.dirs.b
@@ -190,9 +190,10 @@ def test_a_read_that_fails_in_an_open_file_takes_the_directory_offline(failing):
     failing.wait_offline("unread")
 
 
-@pytest.mark.move("E93")
+@pytest.mark.move("E7", "E93")
 @pytest.mark.parametrize("noticed_by", ["another partition", "the move"])
 def test_e93_a_target_that_fails_ends_the_move_and_the_partition_is_served(failing, noticed_by):
+    """When the disk is repaired, the same move is requested again, and is completed."""
     dirs, b = failing.dirs, failing.dirs.b
     failing.create("moves", dirs.a)
     failing.create("in-b", b)
@@ -208,9 +209,21 @@ def test_e93_a_target_that_fails_ends_the_move_and_the_partition_is_served(faili
             failing.write_until_refused("in-b")
         failing.wait_offline("in-b")
         assert [*client.where("moves")] == [str(dirs.a)]
+        assert client.move_one("moves", b) == STORAGE
     [move] = failing.status()["moves"]
     assert move["state"] == "failed"
+    assert str(b) in move["failure"]
     assert failing.codes("moves") == (NONE, NONE)
+    dirs.broker.kill()
+    failing.disk.repair()
+    dirs.broker.start()
+    dirs.limit(None)
+    with dirs.partition("moves") as partition:
+        before = contents(partition)
+        assert len(before) == 7_000
+        dirs.move("moves", b)
+        assert contents(partition) == before
+    dirs.wait_clean("moves", "b/0")
 
 
 def fill_more(failing: Failing, topic: str) -> None:

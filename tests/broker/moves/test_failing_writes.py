@@ -124,7 +124,7 @@ def test_e48_a_write_that_writes_less_is_continued_or_its_bytes_are_never_served
     assert life.acked == 2 * life.appended == life.log.log_end
 
 
-@pytest.mark.move("E79", "E93")
+@pytest.mark.move("E80", "E93")
 @pytest.mark.parametrize("later", ["a", "c"])
 @pytest.mark.parametrize("is_repaired", [True, False])
 def test_an_old_folder_that_could_not_be_removed_is_removed_before_the_next_move(

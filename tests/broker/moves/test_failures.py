@@ -191,6 +191,32 @@ def test_a_segment_becomes_durable_beside_the_next_and_a_cancelled_move_waits_fo
     check(life)
 
 
+@pytest.mark.move("E46")
+def test_e46_a_damaged_batch_is_reported_with_file_position_and_offset(tmp_path, caplog):
+    """It is the second batch of the second segment."""
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+
+    async def work() -> None:
+        await life.start()
+        await life.write(30)
+        await life.commits.flushed(life.log, life.log.log_end)
+        second = life.log.segments[1]
+        content = bytearray(second.path.read_bytes())
+        position = 12 + int.from_bytes(content[8:12])
+        content[position + 70] ^= 1
+        second.path.write_bytes(content)
+        await life.move("b")
+        await until_failed(life)
+        [move] = life.moves.all
+        place = f"path='{second.path}' position={position} offset={second.first + 2}]"
+        assert "record batch is damaged" in str(move.failure)
+        assert place in str(move.failure)
+        assert place in caplog.text
+        await life.moves.close()
+
+    assert not run(life, work)
+
+
 def test_a_segment_that_is_deleted_while_its_copy_is_finished_ends_no_move(tmp_path, monkeypatch):
     life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
     finish, gone = SegmentCopy.finish, list[Segment]()
@@ -378,7 +404,7 @@ def test_e94_a_source_that_fails_is_offline_and_its_copy_is_not_served(tmp_path)
     assert not (tmp_path / "dirs/b/t/0").exists()
 
 
-@pytest.mark.move("E93", "E95")
+@pytest.mark.move("E93")
 @pytest.mark.parametrize("when", ["before", "meanwhile", "following"])
 def test_e93_a_move_to_a_directory_that_has_failed_fails(tmp_path, monkeypatch, when):
     life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(9))

@@ -11,22 +11,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.moves.conftest import TwoDirs
+from broker.moves.test_monitoring import shown
 from broker.moves.test_moves import contents
-from broker.moves.test_requests import BATCH, NONE, fill
-from kit.judges.partition_client import EARLIEST, Appended
+from broker.moves.test_requests import BATCH, NONE
+from kit.judges.partition_client import EARLIEST, Appended, data_batch
 from kit.runs.commands import wait_until
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.machine import free_ports
 from logmirror.broker.log.batch_scan import scan
 from logmirror.broker.log.disk import Disk
+from logmirror.failpoints import MOVE_POINTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from broker.moves.conftest import TwoDirs
-
+END = 6_000
+OUT_OF_ORDER = 45
 SEGMENTS = 2
 """Of the copy, before records up to here are deleted."""
 
 DELETED_TO = 5_150
+
+
+def of_producer(producer_id: int, sequence: int) -> bytes:
+    """A batch of an idempotent producer, as large as `BATCH`."""
+    return data_batch(100, producer_id=producer_id, epoch=0, sequence=sequence)
+
+
+FIRST, LAST = of_producer(76, 0), of_producer(77, 0)
+"""At the beginning and at the end of the partition."""
 
 
 def restart(dirs: TwoDirs, point: str = "") -> None:
@@ -48,16 +63,22 @@ def move_until_killed(dirs: TwoDirs, point: str) -> None:
 
 def check_moved(dirs: TwoDirs, expected: list[tuple[int, bytes | None]]) -> None:
     """After the restart: all is there once, the move is completed, and nothing is left of it."""
-    end = 6_000
+    following = of_producer(77, 100)
     with dirs.partition("t") as partition:
         assert contents(partition) == expected
-        assert partition.produce(BATCH) == Appended(0, end)
+        assert partition.produce(FIRST) == Appended(0, 0), "a duplicate"
+        assert partition.produce(LAST) == Appended(0, END - 100), "a duplicate"
+        assert partition.produce(of_producer(77, 101)).error == OUT_OF_ORDER
+        assert partition.produce(following) == Appended(0, END)
     dirs.wait_in("t", dirs.b)
     dirs.wait_clean("t", "b/0")
     with dirs.partition("t") as partition:
+        assert partition.produce(FIRST) == Appended(0, 0), "a duplicate"
+        assert partition.produce(following) == Appended(0, END), "a duplicate"
+        assert partition.produce(of_producer(77, 200)) == Appended(0, END + 100)
         found = contents(partition)
-    assert found[:-100] == expected
-    assert [offset for offset, _ in found[-100:]] == [*range(end, end + 100)]
+    assert found[:-200] == expected
+    assert [offset for offset, _ in found[-200:]] == [*range(END, END + 200)]
     wait_until(lambda: not left(dirs), what=lambda: f"no other files: {left(dirs)}")
 
 
@@ -75,12 +96,93 @@ def torn(path: Path) -> bool:
 
 
 @pytest.fixture
+def port() -> int:
+    """Of the broker's metrics."""
+    [found] = free_ports(1)
+    return found
+
+
+@pytest.fixture
+def dirs(tmp_path: Path, port: int) -> Iterator[TwoDirs]:
+    b = tmp_path / "b"
+    with EmbeddedBroker(
+        tmp_path / "broker", more_log_dirs=[str(b)], segment_bytes=20_000, monitoring_port=port
+    ) as broker:
+        yield TwoDirs(broker, broker.log_dir, b)
+
+
+@pytest.fixture
 def before(dirs: TwoDirs) -> list[tuple[int, bytes | None]]:
     """The records of a topic `t` in `a`."""
     dirs.create("t")
-    fill(dirs, "t")
     with dirs.partition("t") as partition:
+        for number, batch in enumerate([FIRST, *[BATCH] * 58, LAST]):
+            assert partition.produce(batch) == Appended(0, 100 * number)
         return contents(partition)
+
+
+@pytest.mark.slow
+@pytest.mark.move("E67", "E69", "E71", "E72", "E73", "E74", "E76", "E85")
+@pytest.mark.parametrize("point", MOVE_POINTS)
+def test_e72_a_kill_at_each_step_loses_nothing_and_the_move_is_completed(dirs, before, point):
+    restart(dirs, point)
+    move_until_killed(dirs, point)
+    restart(dirs)
+    check_moved(dirs, before)
+
+
+@pytest.mark.slow
+@pytest.mark.move("E69", "E85")
+@pytest.mark.parametrize("nth", [2, 4])
+def test_e69_after_a_kill_only_what_is_not_complete_is_copied(dirs, port, before, nth):
+    """What is copied is counted in bytes, and the complete files stay the same ones."""
+    restart(dirs, f"move.copied#{nth}")
+    move_until_killed(dirs, "move.copied")
+    whole = {path.name: path.stat() for path in dirs.b.glob("t/*-future/[0-9]*")}
+    assert len(whole) >= nth
+    rest = 60 * len(BATCH) - sum(one.st_size for one in whole.values())
+    assert 0 < rest < 60 * len(BATCH) - nth * 18_000
+    restart(dirs)
+    wait_until(lambda: shown(port)["_swaps_total"] == 1, what=lambda: str(shown(port)))
+    assert shown(port)["_bytes_copied_total"] == rest
+    kept = {name: (dirs.b / "t/0" / name).stat().st_ino for name in whole}
+    assert kept == {name: one.st_ino for name, one in whole.items()}
+    check_moved(dirs, before)
+
+
+@pytest.mark.slow
+@pytest.mark.move("E73", "E80", "E81", "E85")
+@pytest.mark.parametrize("target", ["b", "a"])
+@pytest.mark.parametrize("point", ["move.swapped", "move.named"])
+def test_e81_the_order_of_the_directories_decides_nothing(dirs, before, point, target):
+    """Killed while both have the partition's name; the next start has them in the other order."""
+    old, new = (dirs.a, dirs.b) if target == "b" else (dirs.b, dirs.a)
+    dirs.move("t", old)
+    dirs.wait_clean("t", f"{old.name}/0")
+    restart(dirs, point)
+    with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
+        assert client.move_one("t", new) == NONE
+    wait_killed(dirs, point)
+    assert (old / "t/0").is_dir()
+    assert (new / "t/0").is_dir()
+    dirs.broker.kill()
+    other = EmbeddedBroker(dirs.broker.folder, segment_bytes=20_000, more_log_dirs=[str(dirs.a)])
+    other.log_dir = dirs.b
+    with other:
+        check_served(TwoDirs(other, dirs.a, dirs.b), new, before, END)
+    dirs.broker.start()
+    check_served(dirs, new, before, END + 100)
+
+
+def check_served(
+    dirs: TwoDirs, place: Path, expected: list[tuple[int, bytes | None]], end: int
+) -> None:
+    """A partition is in one place, with these records first, and its next offset is `end`."""
+    with dirs.client() as client, dirs.partition("t") as partition:
+        assert [*client.where("t")] == [str(place)]
+        assert contents(partition)[: len(expected)] == expected
+        assert partition.produce(BATCH) == Appended(0, end)
+    dirs.wait_clean("t", f"{place.name}/0")
 
 
 @pytest.mark.slow
@@ -126,7 +228,9 @@ def test_e70_a_kill_within_the_reset_of_a_copy_loses_and_revives_nothing(dirs, b
     assert len(copied & set(dirs.b.glob("t/*-future/[0-9]*"))) == SEGMENTS - nth
     restart(dirs)
     check_moved(dirs, before[DELETED_TO:])
+    restart(dirs)
     with dirs.partition("t") as partition:
+        assert partition.produce(FIRST) == Appended(0, 0), "a duplicate, of deleted records"
         assert partition.list_offset(EARLIEST)[2] == DELETED_TO
         assert partition.fetch(DELETED_TO - 1).error_code == 1
 

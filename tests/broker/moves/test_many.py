@@ -14,6 +14,8 @@ import pytest
 
 from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, fill
+from broker.moves.test_tools import Plan
+from kit.runs.commands import wait_until
 from kit.runs.moving_log import KEY, Life, Rows, append, prepare, run, until
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
@@ -49,6 +51,25 @@ def test_e100_ten_thousand_moves_are_accepted_within_the_timeout_of_kafkas_tool(
         assert set(codes.values()) == {0}
         for number in (0, PARTITIONS - 1):
             assert str(dirs.b) in client.where("t", number), "moved, or being moved"
+
+
+@pytest.mark.gate("10,000 partitions")
+@pytest.mark.move("E100")
+def test_e100_kafkas_tool_moves_ten_thousand_partitions_with_one_plan(apache_tools, dirs, tmp_path):
+    """Its requests have the tool's own timeouts: one that copied would not end within them."""
+    dirs.create("t", PARTITIONS)
+    fill(dirs, "t")
+    dirs.limit(1)
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b, PARTITIONS)
+    started = "Successfully started moving log directory to "
+    found = [line for line in plan.run("--execute") if line.startswith(started)]
+    assert len(set(found)) == PARTITIONS
+    assert "Reassignment of replica t-0-1 is still in progress." in plan.run("--verify")
+    dirs.limit(None)
+    expected = {
+        f"Reassignment of replica t-{n}-1 completed successfully." for n in range(PARTITIONS)
+    }
+    wait_until(lambda: expected <= {*plan.run("--verify")}, what=lambda: "all moves")
 
 
 @pytest.mark.move("E49")

@@ -31,6 +31,7 @@ from kit.runs.moving_log import (
     value,
 )
 from kit.tiers import sized
+from logmirror import failpoints
 from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.log_dirs.placement import absolute
@@ -40,12 +41,16 @@ from logmirror.broker.moves.routes import Route
 from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from logmirror.broker.moves.move import Copy, Move
 
 CALLS = sized(20, 60, 10_000)
 """Before how many calls of the disk of each run."""
+
+COPIED = 3
+"""Segments in a copy, before it begins again."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,12 +78,18 @@ def test_e67_a_power_loss_before_any_call_loses_nothing(tmp_path, seed):
         lose_power(tmp_path / str(call), seed, call)
 
 
-def lose_power(folder: Path, seed: int, call: int) -> None:
+def lose_power(
+    folder: Path,
+    seed: int,
+    call: int,
+    work: Callable[[Life], Coroutine[None, None, None]] = scenario,
+) -> None:
     root, later = prepare(folder / "before"), folder / "after"
     rows, chance = Rows(), random.Random(f"{seed} {call}")
     life = Life(root, rows, random.Random(seed))
     life.crash_at = call
-    assert run(life, lambda: scenario(life))
+    assert run(life, lambda: work(life))
+    start = life.log.log_start
     wanted = [row.target.replace(str(root), str(later)) for row in rows.rows.values()]
     mood = chance.choice([0.0, 0.5, 1.0])
     life.disk.after_power_loss(
@@ -90,8 +101,11 @@ def lose_power(folder: Path, seed: int, call: int) -> None:
         key: row._replace(target=row.target.replace(str(root), str(later)))
         for key, row in rows.rows.items()
     }
-    after = Life(later, rows, chance, appended=life.appended, acked=life.acked)
+    known = {"appended": life.appended, "acked": life.acked, "log_start": start}
+    after = Life(later, rows, chance, **known)
     restart(after)
+    assert after.log.log_start == start
+    assert all(one.next_offset > start for one in after.log.segments if one.is_sealed)
     names = [path.name for path in later.glob("*/t/*")]
     assert names in ([], ["0"]), names
     if wanted:
@@ -218,6 +232,87 @@ def test_e20_a_request_before_any_call_leaves_one_whole_partition(tmp_path, seed
     assert found["rename"] == found["move.copied"] + 2  # copies, the swap, and the old folder
     assert found["rows"] == 2  # the move is stored, and forgotten
     assert found["remove_folder"]
+
+
+@pytest.mark.move("E35", "E87")
+@pytest.mark.parametrize("wanted", ["a", "c"])
+def test_e87_a_request_while_a_copy_begins_again_leaves_one_whole_partition(tmp_path, wanted):
+    """Before each call of the disk from the deletion of records to the end of the move."""
+    for call in calls_of_a_reset(tmp_path / "all"):
+        request_while_it_begins_again(tmp_path / str(call), call, wanted)
+
+
+@pytest.mark.thinned
+@pytest.mark.move("E35", "E70")
+@pytest.mark.parametrize("seed", range(sized(1, 4, 30)))
+def test_e70_a_power_loss_while_a_copy_begins_again_loses_and_revives_nothing(tmp_path, seed):
+    for call in calls_of_a_reset(tmp_path / "all", seed):
+        lose_power(tmp_path / str(call), seed, call, begin_again)
+
+
+async def begin_again(life: Life, calls: list[int] | None = None) -> None:
+    """Delete records up to behind the end of a copy; notes the calls of what follows."""
+    await life.start()
+    await life.write(24)
+    await life.commits.flushed(life.log, life.log.log_end)
+    await life.move("b")
+    [move] = life.moves.all
+    await until(lambda: len(move.copied) >= COPIED)
+    start = next(one for one in life.log.segments if one.first > move.next_offset)
+    begin = life.disk.count + 1
+    life.log.advance_start(start.first)
+    life.commits.remove_deleted(life.log)
+    await life.write(5)
+    await life.quiet()
+    if calls is not None:
+        calls.extend(range(begin, life.disk.count + 1))
+    assert life.log.segments[0].first == start.first
+
+
+def calls_of_a_reset(folder: Path, seed: int = 87) -> list[int]:
+    """Numbers of all calls of the disk in which a copy begins again, and is completed."""
+    life = Life(prepare(folder), Rows(), random.Random(seed))
+    found, dropped = list[int](), list[str]()
+
+    async def work() -> None:
+        await begin_again(life, found)
+        await life.moves.close()
+
+    with failpoints.listening(lambda name: dropped.extend([name] * (name == "move.dropped"))):
+        assert not run(life, work)
+    assert len(dropped) >= COPIED, "all that was copied before is removed from the copy"
+    check(life)
+    assert life.place == "b"
+    files = {one.path.name for one in life.log.segments if one.is_sealed}
+    assert {path.name for path in life.log.folder.glob("[0-9]*")} == files
+    return found
+
+
+def request_while_it_begins_again(folder: Path, call: int, wanted: str) -> None:
+    life = Life(prepare(folder), Rows(), random.Random(87))
+    requests: list[asyncio.Task[None]] = []
+
+    async def work() -> None:
+        await begin_again(life)
+        await until(lambda: bool(requests))
+        await requests[0]
+        await life.quiet()
+        await life.commits.flushed(life.log, life.log.log_end)
+        await life.moves.close()
+
+    async def request() -> None:
+        async with life.moves.turn:
+            await life.move(wanted)
+
+    life.act_at = call
+    life.act = lambda: requests.append(asyncio.ensure_future(request()))
+    assert not run(life, work)
+    check(life)
+    assert life.acked == life.log.log_end == 2 * life.appended
+    assert life.place == wanted
+    assert [path.name for path in folder.glob("*/t/*")] == ["0"]
+    assert not life.rows.rows
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource
 
 from broker.moves.conftest import TwoDirs
 from broker.moves.test_requests import fill
 from broker.test_log_dirs import start, write
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
+from logmirror.broker.dynamic_configs import MOVE_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,20 +84,29 @@ def test_no_reassignment_is_in_progress(apache_tools, embedded):
 class Plan:
     """A plan of moves, and the tool that carries it out."""
 
-    def __init__(self, tools: ApacheTools, dirs: TwoDirs, path: Path, target: Path) -> None:
-        self._tools, self._path = tools, path
+    def __init__(
+        self, tools: ApacheTools, dirs: TwoDirs, path: Path, target: Path, count: int = 2
+    ) -> None:
+        self._tools, self.path = tools, path
         self._at = ("--bootstrap-server", dirs.bootstrap)
         partitions = [
             {"topic": "t", "partition": number, "replicas": [1], "log_dirs": [str(target)]}
-            for number in (0, 1)
+            for number in range(count)
         ]
         path.write_text(json.dumps({"version": 1, "partitions": partitions}))
 
     def run(self, *action: str) -> list[str]:
         """Run an action; returns what it prints."""
-        plan = ("--reassignment-json-file", str(self._path))
+        plan = ("--reassignment-json-file", str(self.path))
         found = self._tools.run("kafka-reassign-partitions", *self._at, *plan, *action)
         return found.stdout.splitlines()
+
+    def refused(self) -> list[str]:
+        """Execute a plan that is refused; returns what the tool prints."""
+        plan = ("--reassignment-json-file", str(self.path), "--execute")
+        found = self._tools.run("kafka-reassign-partitions", *self._at, *plan, check=False)
+        assert found.returncode == 1
+        return [*found.stdout.splitlines(), *found.stderr.splitlines()]
 
 
 @pytest.fixture
@@ -147,18 +158,68 @@ def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_
     assert "The replica-alter-dir throttle limit was set to 100000000 B/s" in added
     assert "Successfully started partition reassignments for t-0,t-1" in added
     dirs.wait_in("t", dirs.b)
+    dirs.wait_clean("t", "b c/0", "b c/1")
+
+    dirs.limit(1)
+    assert limit(dirs) == "1"
     found = plan.run("--verify")
     assert "Reassignment of replica t-0-1 completed successfully." in found
+    assert "Clearing broker-level throttles on broker 1" in found
     assert "Clearing topic-level throttles on topic t" in found
-    dirs.wait_clean("t", "b c/0", "b c/1")
+    assert limit(dirs) is None
+    dirs.move("t", dirs.a)  # at 1 B/s it would take an hour and more
+    dirs.broker.kill()
+    dirs.broker.start()
+    assert limit(dirs) is None
+
+
+def limit(dirs: TwoDirs) -> str | None:
+    """The limit of moves that is set; None: the default applies, which is no limit."""
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
+    admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
+    found = admin.describe_configs([resource])[resource].result(20)[MOVE_RATE]
+    is_set = found.source == ConfigSource.DYNAMIC_BROKER_CONFIG.value
+    return found.value if is_set else None
 
 
 @pytest.mark.move("E1")
 def test_the_tool_names_a_directory_that_does_not_exist(apache_tools, dirs, tmp_path):
     dirs.create("t", 2)
     plan = Plan(apache_tools, dirs, tmp_path / "plan.json", tmp_path / "none")
-    with pytest.raises(RuntimeError, match="LogDirNotFoundException"):
-        plan.run("--execute")
+    assert_refused(plan, "LogDirNotFoundException")
+
+
+@pytest.mark.move("E15", "E95")
+def test_the_tool_names_the_error_of_a_directory_that_is_offline(apache_tools, dirs, tmp_path):
+    dirs.create("t", 2)
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
+    away = dirs.b.rename(tmp_path / "away")
+    assert_refused(plan, "KafkaStorageException")
+    away.rename(dirs.b)
+    with dirs.client() as client:
+        assert [*client.where("t")] == [*client.where("t", 1)] == [str(dirs.a)]
+
+
+def assert_refused(plan: Plan, error: str) -> None:
+    """Check that the tool ends with the broker's error for a partition."""
+    found = plan.refused()
+    assert [line for line in found if line.startswith("Error: Failed to alter dir for t-")]
+    assert [line for line in found if line.startswith("Caused by: ") and error in line]
+    assert not [line for line in found if "Successfully started moving" in line]
+
+
+@pytest.mark.parametrize("topic", ["t", "none"])
+def test_the_tool_names_a_partition_that_does_not_exist(apache_tools, dirs, tmp_path, topic):
+    """It finds that in the description of the topic, and requests no move of any partition."""
+    dirs.create("t", 2)
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b, 3)
+    plan.path.write_text(plan.path.read_text().replace('"t"', f'"{topic}"'))
+    text = "Unable to find partition: t-2" if topic == "t" else "Topic none not found."
+    [first, *_] = [line for line in plan.refused() if line.startswith("Error: ")]
+    assert "UnknownTopicOrPartitionException" in first
+    assert text in first
+    with dirs.client() as client:
+        assert [*client.where("t")] == [*client.where("t", 1)] == [str(dirs.a)]
 
 
 @pytest.mark.move("E8", "E96")

@@ -131,13 +131,20 @@ class Rows:
 class Life:
     """A broker from its start to its end, with one partition and two or three log directories."""
 
-    def __init__(
-        self, root: Path, rows: Rows, chance: random.Random, *, appended: int = 0, acked: int = 0
+    def __init__(  # noqa: PLR0913  # what an earlier life leaves
+        self,
+        root: Path,
+        rows: Rows,
+        chance: random.Random,
+        *,
+        appended: int = 0,
+        acked: int = 0,
+        log_start: int = 0,
     ) -> None:
         self.disk = TreeDisk(root)
         self.disk.adopt()
         self.rows, self.chance = rows, chance
-        self.appended, self.acked = appended, acked
+        self.appended, self.acked, self._log_start = appended, acked, log_start
         self.dirs = LogDirs([root / name for name in ("a", "b", "c")])
         self.executor = Stepped(chance)
         self.crash_at = self.act_at = 0
@@ -167,6 +174,7 @@ class Life:
             disk=self.disk,
             cache=SegmentCache(self.disk),
             segment_bytes=SEGMENT_BYTES,
+            log_start=self._log_start,
             durable=DurableEnd(self.acked, 0) if self.acked else None,
         )
         self.rows.change_moves([], leftovers.ended)
