@@ -6,6 +6,7 @@ from forward_report import table
 
 GOAL_S = 5
 NATIVE_GOAL = 1
+RESTORE_GOAL = 5
 
 
 def start_table(found: dict) -> str:
@@ -32,16 +33,15 @@ def restore_tables(found: dict) -> str:
         served.append([*cells, _ratio(ratio), goal if name.startswith("native") else "-"])
     for name, figures in found["restored"].items():
         cells = name, f"{figures['mb_s']:.0f}", f"{figures['flow_cpu_s_per_gb']:.2f}"
-        ratio = _ratio(found["restoring_ratios"].get(name))
-        restored.append([*cells, f"{figures['start_s']:.1f}", ratio])
+        ratio = found["restoring_ratios"].get(name)
+        goal = "reached" if ratio and ratio["median"] >= RESTORE_GOAL else "**not reached**"
+        cells += f"{figures['start_s']:.1f}", _ratio(ratio), goal if ratio else "-"
+        restored.append([*cells])
     of_serving = ["served from", "MB/s to kcat", "CPU-s of the broker per GB", "part of Kafka's"]
     of_serving.append(f"goal {NATIVE_GOAL}")
     of_restore = ["restored by", "MB/s in the flow", "CPU-s per GB in the flow", "start, s"]
-    return (
-        table(of_serving, served)
-        + "\n\n"
-        + table([*of_restore, "times MirrorMaker's rate; goal 5"], restored)
-    )
+    of_restore += ["times MirrorMaker's rate", f"goal {RESTORE_GOAL}"]
+    return table(of_serving, served) + "\n\n" + table(of_restore, restored)
 
 
 def _ratio(found: dict | None) -> str:

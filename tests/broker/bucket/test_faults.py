@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -36,6 +38,10 @@ AFTER: Final = ("lose-response", "late", "cut-response")
 """The server executes the request, and the broker does not get the response."""
 
 READS: Final = ("cut-response", "wrong-response", "reset", "503")
+MAKES_VISIBLE: Final = ("PutObject", "CompleteMultipartUpload")
+OF_RECORDS: Final = re.compile(r"/commits/|\.batches$")
+"""Paths of the objects that hold records, without copies of them."""
+
 REQUESTS: Final = ("PutObject", "GetObject", "ListObjectsV2", "DeleteObject")
 FAULTS: Final = [
     *(Fault(kind, "PutObject") for kind in (*BEFORE, *AFTER)),
@@ -87,6 +93,16 @@ def check(broker: BucketBroker, load: Load, reading: Reading) -> None:
     assert len(set(load.acked.values())) == len(load.acked) == load.sent
 
 
+def check_created(proxy: S3Proxy) -> None:
+    """Check that no write could replace, and that no name of records was used twice."""
+    conditions = [head.get("if-none-match") for name, head in proxy.heads if name in MAKES_VISIBLE]
+    assert set(conditions) == {"*"}
+    names = Counter(path for path in proxy.created if OF_RECORDS.search(path))
+    assert [name for name, count in names.items() if count > 1] == []
+    assert any("/commits/" in name for name in names)
+    assert any(name.endswith(".batches") for name in names)
+
+
 @pytest.mark.parametrize(
     "fault",
     all_but(
@@ -111,6 +127,7 @@ def test_no_fault_of_a_request_loses_or_duplicates_a_record(brokers, proxy, faul
             broker.start()
             load.wait_for(500)
         check(broker, load, reading)
+    check_created(proxy)
     assert proxy.spoiled
 
 
@@ -129,4 +146,5 @@ def test_faults_in_any_order_and_kills_lose_or_duplicate_no_record(brokers, prox
                 broker.start()
             load.wait_for(500)
         check(broker, load, reading)
+    check_created(proxy)
     assert proxy.spoiled > 5

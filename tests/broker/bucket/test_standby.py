@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -12,10 +14,14 @@ from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from broker.test_watermark import Watch
 from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.services import JavaConsumer
 from kit.runs.bucket_load import Load, Reading, create, stored
 from kit.servers.machine import HOST, free_ports
+from kit.servers.toxiproxy import Toxiproxy
 from kit.tiers import sized
 from logmirror.cli import commands
 from logmirror.errors import UsageError
@@ -48,22 +54,41 @@ def listens(broker: BucketBroker) -> bool:
     return b"\nlistening on " in b"\n" + broker.log.read_bytes()
 
 
+@contextlib.contextmanager
+def watching(broker, seen):
+    """Watch the watermark of an owner, also for steps back from what others had before it."""
+    watch = Watch(broker, "t", keeps_log_end=False)
+    watch.seen = seen
+    watcher = threading.Thread(target=watch.run)
+    watcher.start()
+    try:
+        yield
+    finally:
+        watch.done.set()
+        watcher.join(60)
+    assert (watch.steps_back, watch.interruptions, watcher.is_alive()) == ([], 0, False)
+
+
 @pytest.mark.thinned
+@pytest.mark.statement("T3", "C3")
 @pytest.mark.parametrize("end", ["kill", "pause"])
 def test_clients_of_an_owner_that_is_gone_continue_at_the_standby(machines, end):
+    """And back at the first one, which continues behind what the other one wrote."""
     owner, standby = machines("--standby").start(), machines("--standby")
     create(owner, "t")
     waits(standby)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, standby.port), 1)
     addresses = f"{owner.bootstrap},{standby.bootstrap}"
+    seen = {"watermark": 0, "log end": 0}
     soon = {"socket.timeout.ms": 5_000}  # a paused owner does not close its connections
     with (
         Reading(addresses, "t", **soon) as reading,
         Load(addresses, "t", **soon, **{"enable.idempotence": True}) as load,
     ):
         for _ in range(TAKEOVERS):
-            load.wait_for(500)
+            with watching(owner, seen):
+                load.wait_for(500)
             (owner.kill if end == "kill" else owner.pause)()
             wait_until(lambda broker=standby: listens(broker), 40)
             load.wait_for(100)
@@ -73,16 +98,61 @@ def test_clients_of_an_owner_that_is_gone_continue_at_the_standby(machines, end)
             owner, standby = standby, owner
             standby.log.unlink()
             waits(standby)
-        load.wait_for(100)
-        load.__exit__()
-        assert load.flush() == 0
+        with watching(owner, seen):
+            load.wait_for(100)
+            load.__exit__()
+            assert load.flush() == 0
         reading.wait_for(load.sent)
     assert load.failures == reading.errors == []
     found = stored(owner, "t")
     assert found == load.acked == reading.found()
     assert len(set(found.values())) == len(found) == load.sent
+    assert 0 < seen["watermark"] <= sum(partition == 0 for partition, _ in found)
     assert standby.stop() == 0
     assert owner.alive
+
+
+@pytest.mark.jvm
+@pytest.mark.gate("it waits for a takeover; the way of the others, through one more server")
+def test_clients_reach_the_next_owner_at_the_one_address_that_both_advertise(machines, tmp_path):
+    """A load balancer's: it is all that clients know, and it leads to the owner.
+
+    They are librdkafka's, and a group of Apache Kafka's consumer in Java.
+    """
+    [port] = free_ports(1)
+    address = f"{HOST}:{port}"
+    owner = machines("--standby", advertised=address).start()
+    standby = waits(machines("--standby", advertised=address))
+    with Toxiproxy(tmp_path) as balancer:
+        balancer.link("clients", listen=port, upstream=owner.bootstrap)
+        create(owner, "t")
+
+        def advertised() -> list[str]:
+            admin = AdminClient({"bootstrap.servers": address})
+            found = admin.list_topics(timeout=20).brokers.values()
+            return [f"{one.host}:{one.port}" for one in found]
+
+        assert advertised() == [address]
+        with (
+            JavaConsumer(address, "t", "java", tmp_path) as java,
+            Reading(address, "t") as reading,
+            Load(address, "t", per_s=50, **{"enable.idempotence": True}) as load,
+        ):
+            wait_until(lambda: len(java.processed()) > 200, 120)  # it is slow to start
+            owner.kill()
+            wait_until(lambda: listens(standby), 40)
+            balancer.ask("POST", "/proxies/clients", {"upstream": standby.bootstrap})
+            load.wait_for(200)
+            assert advertised() == [address]
+            load.__exit__()
+            assert load.flush() == 0
+            reading.wait_for(load.sent)
+            wait_until(lambda: len(set(java.processed())) == load.sent, 120)
+        assert load.failures == reading.errors == []
+        found = stored(standby, "t")
+        assert found == load.acked == reading.found()
+        assert set(java.processed()) == set(found.values())
+        assert len(set(found.values())) == len(found) == load.sent
 
 
 def test_an_owner_that_stops_hands_over_at_once(machines):

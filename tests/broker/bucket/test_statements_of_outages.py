@@ -6,6 +6,7 @@ until the end. Records are compared by partition, offset and value.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -13,11 +14,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker.bucket.test_statements_of_faults import ALWAYS, LATE, REFUSED_PUTS, STORAGE, faults
-from broker.bucket.test_statements_of_reads import batch, contents, digest, objects, read_all
+from broker.bucket.test_statements_of_faults import (
+    ALWAYS,
+    LATE,
+    OUTAGE,
+    REFUSED_PUTS,
+    STORAGE,
+    faults,
+)
+from broker.bucket.test_statements_of_reads import (
+    ALL,
+    BATCHES,
+    OUT_OF_RANGE,
+    append,
+    batch,
+    contents,
+    digest,
+    expected,
+    objects,
+    read_all,
+    seal,
+)
 from broker.test_watermark import Watch
 from kit.fakes.s3_proxy import Fault
-from kit.judges.partition_client import Appended, PartitionClient
+from kit.judges.commits import values_in_bucket
+from kit.judges.partition_client import EARLIEST, LATEST, Appended, PartitionClient
 from kit.runs.bucket_load import PARTITIONS, Load, stored
 from kit.runs.commands import wait_until
 from kit.tiers import all_but, sized
@@ -36,6 +57,8 @@ COMMIT_TIMEOUT_MS = 2_000
 LIMIT_BYTES = 1_000_000
 BIG_BYTES = 900_000
 BIG_BATCHES = 8
+HASTY = 40
+"""Requests: more than what the buffers of a connection hold."""
 
 
 @pytest.mark.thinned
@@ -87,11 +110,14 @@ def big(number: int) -> bytes:
     return random.Random(number).randbytes(BIG_BYTES)
 
 
+def big_batch(number: int) -> bytes:
+    """A batch of one record."""
+    return encode_reference([Record(0, 1, 0, None, big(number), ())])
+
+
 def append_big(partition: PartitionClient, numbers: range) -> None:
-    """Append batches of one record."""
     for number in numbers:
-        batch = encode_reference([Record(0, 1, 0, None, big(number), ())])
-        assert partition.produce(batch) == Appended(0, number)
+        assert partition.produce(big_batch(number)) == Appended(0, number)
 
 
 def expected_big(count: int) -> list[tuple[int, str]]:
@@ -161,6 +187,58 @@ def test_c02_a_partition_opens_without_the_index_of_a_large_segment(proxied):
         )
 
 
+@pytest.mark.statement("C12")
+def test_c12_a_time_is_found_in_segments_that_are_only_in_the_bucket(proxied):
+    """While the bucket is away, the search for it is an error."""
+    found, topic = proxied(cache_bytes=1), "t"
+    seal(found, topic)
+    found.broker.kill()
+    found.broker.start()
+    with PartitionClient(found.broker.bootstrap, topic) as partition:
+        found.proxy.spoil(OUTAGE)
+        for number in (0, 4, 8):
+            assert partition.list_offset(1_000 + number) == (STORAGE, -1, -1)
+        found.proxy.spoil()
+        wait_until(  # clients repeat the request
+            lambda: partition.list_offset(1_000)[0] != STORAGE, what=lambda: "the bucket"
+        )
+        for number in reversed(range(BATCHES)):
+            assert partition.list_offset(1_000 + number) == (0, 1_000 + number, 2 * number)
+        assert partition.list_offset(0) == (0, 1_000, 0)
+        assert partition.list_offset(1_000 + BATCHES) == (0, -1, -1)
+
+
+@pytest.mark.statement("T17")
+def test_t17_an_object_that_is_gone_is_an_error_for_its_records_until_they_are_deleted(proxied):
+    """Who removes an object by hand loses its records, and no others."""
+    found, topic = proxied(cache_bytes=1), "t"
+    seal(found, topic)
+    found.broker.kill()
+    found.broker.start()
+    gone = objects(found, topic)[1]
+    gone.unlink()  # batches 3 to 5
+    with PartitionClient(found.broker.bootstrap, topic) as partition:
+        for offset in range(ALL):
+            response = partition.fetch(offset, max_bytes=1)
+            number = offset // 2
+            is_gone = number in {3, 4, 5}
+            assert response.error_code == (STORAGE if is_gone else 0), offset
+            wanted = [] if is_gone else expected(topic, range(number, number + 1))
+            assert contents(response.records) == wanted
+        assert partition.list_offset(EARLIEST)[::2] == (0, 0)
+        assert partition.list_offset(LATEST)[::2] == (0, ALL)
+        assert gone.name in found.broker.log.read_text()
+        append(partition, range(BATCHES, BATCHES + 1))
+        assert partition.delete_records(12) == (0, 12)
+        assert partition.fetch(11).error_code == OUT_OF_RANGE
+    found.broker.kill()
+    found.broker.start()
+    with PartitionClient(found.broker.bootstrap, topic) as partition:
+        assert partition.list_offset(EARLIEST)[::2] == (0, 12)
+        for number in range(6, BATCHES + 1):
+            assert first_batch(partition, 2 * number) == expected(topic, range(number, number + 1))
+
+
 def unchanged(value: Callable[[], int]) -> int:
     """Wait until a value has not changed for two seconds; returns it."""
     last, since_s = value(), time.monotonic()
@@ -200,3 +278,57 @@ def test_without_flush_on_ack_producers_wait_at_the_limit_while_the_bucket_is_aw
     found.broker.start()
     assert stored(found.broker, "t") == load.acked
     assert len(set(load.acked.values())) == load.sent
+
+
+class Hasty(PartitionClient):
+    """Sends requests without an end, and waits for no response."""
+
+    sent = 0
+
+    def receive_frame(self) -> bytes:
+        self.sent += 1
+        raise EOFError
+
+    def run(self) -> None:
+        self.socket.settimeout(120)
+        for number in range(HASTY):
+            with contextlib.suppress(EOFError):
+                self.produce(big_batch(number))
+
+
+@pytest.mark.gate("it writes 40 MB, and waits until nothing changes")
+def test_with_flush_on_ack_producers_wait_at_the_limit_before_their_records_are_written(proxied):
+    """Of one that does not wait for responses, no more than a few requests are read."""
+    found = proxied(max_unflushed_bytes=LIMIT_BYTES, commit_timeout_ms=120_000)
+    found.create_topic("t", {})
+    outcomes: dict[int, Appended] = {}
+
+    def write(number: int) -> None:
+        with PartitionClient(found.broker.bootstrap, "t") as writer:
+            writer.socket.settimeout(120)
+            outcomes[number] = writer.produce(big_batch(number))
+
+    numbers = range(HASTY, HASTY + 5)
+    with (
+        PartitionClient(found.broker.bootstrap, "t") as partition,
+        Hasty(found.broker.bootstrap, "t") as hasty,
+    ):
+        writers = [threading.Thread(target=write, args=(number,)) for number in numbers]
+        writers.append(threading.Thread(target=hasty.run))
+        with found.proxy.holding():
+            for writer in writers:
+                writer.start()
+            wait_until(lambda: partition.log_end > 1, what=lambda: "the limit")
+            sent, written = unchanged(lambda: hasty.sent), unchanged(lambda: partition.log_end)
+            assert BIG_BYTES * (written - 1) < LIMIT_BYTES
+            assert sent < HASTY / 2, "its requests are read without an end"
+            assert outcomes == values_in_bucket(found.files, b"") == {}
+        for writer in writers:
+            writer.join(120)
+        assert [outcomes[number].error for number in numbers] == [0] * len(numbers)
+        wait_until(lambda: partition.fetch(0).high_watermark == HASTY + 5, what=lambda: "the rest")
+        rows = dict(read_all(partition))
+    wanted = {outcomes[number].base_offset: digest(big(number)) for number in numbers}
+    assert wanted.items() <= rows.items()
+    assert sorted(rows.values()) == sorted(digest(big(number)) for number in range(HASTY + 5))
+    assert {at: digest(value) for at, value in values_in_bucket(found.files, b"").items()} == rows

@@ -30,22 +30,27 @@ class BucketBroker:
         bucket: The bucket.
         options: Further options of the command.
         endpoint: Another address of the server.
+        advertised: The `host:port` that it gives to its clients; empty: the one it listens on.
         crash_at: A failpoint.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # each test says only what it cares about
         self,
         folder: Path,
         server: S3Server,
         bucket: str,
         *options: str,
         endpoint: str = "",
+        advertised: str = "",
         crash_at: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.work_dir, self.log = folder / "work", folder / "broker.log"
         self.port = free_ports(1)[0]
-        self._options = options
+        self._options = ("--listen", self.bootstrap, *options)
+        if advertised:
+            listener = ("--listener", f"PLAINTEXT://{self.bootstrap}")
+            self._options = (*listener, "--advertise", f"PLAINTEXT={advertised}", *options)
         self._place = LogBucket(server, bucket, endpoint)
         self.crash_at = crash_at
         self._environment = {**os.environ, **self._place.environment}
@@ -60,7 +65,7 @@ class BucketBroker:
         """Start it and wait until it listens."""
         command = [sys.executable, "-m", "logmirror", "broker"]
         command += ["--log-dir", self._place.url, "--work-dir", str(self.work_dir)]
-        command += ["--listen", f"{HOST}:{self.port}", *self._options]
+        command += self._options
         before = self.log.stat().st_size if self.log.exists() else 0
         environment = self._environment
         if self.crash_at:
