@@ -16,6 +16,7 @@ from kit.runs.inline_run import run_now
 from kit.runs.page import Reader, blocks, commands
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from kit.tiers import IS_THIN
 
 PAGE: Final = (Path(__file__).resolve().parents[2] / "docs" / "restore.md").read_text()
 SOON: Final = {"fetch.wait.max.ms": 20}
@@ -41,10 +42,12 @@ def archive(tmp_path):
         return list(rows_by_librdkafka(source.bootstrap, "orders", config=SOON))
 
 
+@pytest.mark.thinned
 def test_the_commands_of_the_page_restore_the_topic(archive, kafka_431, tmp_path):
+    """In `make test` without Spark."""
     bootstrap = kafka_431.bootstrap
     reader = Reader(
-        tmp_path, "127.0.0.1:9092", servers={"127.0.0.1:9192": bootstrap}, with_spark=False
+        tmp_path, "127.0.0.1:9092", servers={"127.0.0.1:9192": bootstrap}, with_spark=not IS_THIN
     )
     serve, restore, restore_until = commands(PAGE)
     for name, text in zip(("restore", "restore-until"), blocks(PAGE, "yaml"), strict=True):

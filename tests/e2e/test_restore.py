@@ -12,8 +12,8 @@ from itertools import takewhile
 import pytest
 
 from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
-from kit.runs.commands import mirror, write_config
-from kit.runs.inline_run import mirror_to_cluster, run_now
+from kit.runs.commands import mirror, wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.mounted import MountingBroker
@@ -94,3 +94,38 @@ def test_a_restore_up_to_an_offset_has_exactly_the_records_below_it(source, kafk
         assert [row.offset for row in below] == [*range(68), *range(78, end)]
         assert len(below) < len(wanted)
         assert rows(kafka_431.bootstrap, topic, number) == below
+
+
+def test_a_restore_waits_at_a_damaged_object_until_that_is_repaired(source, kafka_431, tmp_path):
+    topic = "restored-damaged"
+    create_topic(source, topic, 1, {})
+    produce(source, topic, odd_messages(200, seed=1), config={"batch.num.messages": 10})
+    archived = mirror(topic, source, tmp_path / "kept", form="native", max_offsets=25)
+    archived["name"] = topic
+    copied = run_now(write_config(tmp_path / "archive.json", archived))
+    assert copied.returncode == 0, copied.stderr
+    objects = sorted((tmp_path / "kept" / topic / "0").glob("*.batches"))
+    damaged = objects[len(objects) // 2]
+    first, sound = int(damaged.name.split("-")[0]), damaged.read_bytes()
+    damaged.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+
+    wanted, broker = rows(source, topic), MountingBroker(tmp_path / "log", tmp_path / "kept")
+    with broker as mounted:
+        restore = mirror_to_cluster(topic, mounted, kafka_431.bootstrap)
+        run = InlineRun(write_config(tmp_path / "restore.json", restore), folder=tmp_path)
+        try:
+            wait_until(
+                lambda: damaged.name in broker.log.read_text(), what=lambda: f"refused:\n{run.text}"
+            )
+            kept = [row for row in wanted if row.offset < first]
+            wait_until(
+                lambda: rows(kafka_431.bootstrap, topic) == kept, what=lambda: f"rows:\n{run.text}"
+            )
+            assert run.alive
+            damaged.write_bytes(sound)
+            wait_until(
+                lambda: rows(kafka_431.bootstrap, topic) == wanted, what=lambda: f"all:\n{run.text}"
+            )
+        finally:
+            run.kill()
+    assert 0 < len(kept) < len(wanted)

@@ -160,7 +160,7 @@ class PreserveTransfer:
                 if not copy.tail_checked:
                     moved |= attempt(copy, self._check_tail)
                 elif copy.writer.next_offset < copy.limit:
-                    moved |= attempt(copy, self._following.step)
+                    moved |= attempt(copy, self._step)
             if moved:
                 if self._clock.monotonic_ms() >= until_ms and not self._window.left_ms:
                     break
@@ -228,6 +228,12 @@ class PreserveTransfer:
         return self._clock.monotonic_ms() + self._turn_ms
 
     # -- copying ---------------------------------------------------------------------------------
+
+    def _step(self, copy: PreserveSlice) -> bool:
+        """Fetch once; what the last fetch brought is sent first, as this one may not respond."""
+        if copy.writer.partition in self._outbox:
+            self._flush()
+        return self._following.step(copy)
 
     def _send_fetched(self, copy: PreserveSlice, fetched: Fetched, limit: int) -> None:
         """Send one response up to `limit`, and note the leader epoch that it ends with."""
