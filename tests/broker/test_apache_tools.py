@@ -143,9 +143,25 @@ def test_the_console_consumer_reads_over_markers(embedded, apache_tools, topic_n
     assert offsets == [f"Offset:{offset}" for offset in (0, 1, 2, 53, 54, 55)]
 
 
-def test_the_tool_for_transactions_lists_describes_and_ends_them(
-    apache_tools, tmp_path, topic_name
-):
+def test_the_tool_for_transactions_lists_and_describes_them(embedded, apache_tools, topic_name):
+    at = ("--bootstrap-server", embedded.bootstrap)
+    create_topic(embedded.bootstrap, topic_name, 1, {})
+    with TransactionClient(embedded.bootstrap, topic_name) as client:
+        writer = client.init()
+        client.add(writer)
+        client.produce(writer, 0)
+
+        listed = apache_tools.run("kafka-transactions", *at, "list").stdout.splitlines()[1:]
+        wanted = [topic_name, "1", str(writer.producer_id), "Ongoing"]
+        assert [line.split() for line in listed if topic_name in line] == [wanted]
+        which = ("describe", "--transactional-id", topic_name)
+        described = apache_tools.run("kafka-transactions", *at, *which).stdout.splitlines()[1]
+        assert described.split()[1:5] == [topic_name, str(writer.producer_id), "0", "Ongoing"]
+        assert f"{topic_name}-0" in described
+
+
+def test_the_tool_for_transactions_ends_one_that_hangs(apache_tools, tmp_path, topic_name):
+    """The coordinator has lost its state: the transaction hangs until the tool ends it."""
     broker = EmbeddedBroker(tmp_path / "broker")
     with broker, contextlib.ExitStack() as stack:
         at = ("--bootstrap-server", broker.bootstrap)
@@ -154,15 +170,6 @@ def test_the_tool_for_transactions_lists_describes_and_ends_them(
         writer = client.init()
         client.add(writer)
         client.produce(writer, 0)
-
-        [listed] = apache_tools.run("kafka-transactions", *at, "list").stdout.splitlines()[1:]
-        assert listed.split() == [topic_name, "1", str(writer.producer_id), "Ongoing"]
-        which = ("describe", "--transactional-id", topic_name)
-        described = apache_tools.run("kafka-transactions", *at, *which).stdout.splitlines()[1]
-        assert described.split()[1:5] == [topic_name, str(writer.producer_id), "0", "Ongoing"]
-        assert f"{topic_name}-0" in described
-
-        # A coordinator without its state: the transaction hangs until the tool ends it.
         broker.stop()
         (broker.log_dir / ".logmirror" / "state.sqlite").unlink()
         broker.start()

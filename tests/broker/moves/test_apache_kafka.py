@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -169,6 +170,45 @@ def test_e11_the_last_of_several_targets_counts(dirs: Side, topic: str) -> Seen:
     dirs.wait_in(topic, dirs.c, 0)
     dirs.wait_in(topic, dirs.b, 1)
     yield "described", [dirs.shown(topic, number) for number in range(4)]
+
+
+@pytest.mark.move("E12")
+@on_both
+def test_e12_the_same_target_from_several_clients_is_one_move(dirs: Side, topic: str) -> Seen:
+    with dirs.held(topic):
+        paths = dirs.paths(topic)
+        yield "the same target", from_several_clients(dirs, topic, [dirs.b])
+        yield "described", dirs.shown(topic)
+        yield "the copy is the same", dirs.paths(topic) == paths
+    dirs.wait_in(topic, dirs.b)
+    dirs.wait_folders(topic, "b")
+    with dirs.partition(topic) as partition:
+        yield "records", [offset for offset, _ in contents(partition)]
+
+
+@pytest.mark.move("E13")
+@on_both
+def test_e13_different_targets_from_several_clients_are_one_move(dirs: Side, topic: str) -> Seen:
+    with dirs.held(topic) as client:
+        yield "different targets", from_several_clients(dirs, topic, [dirs.b, dirs.c])
+        wait_until(lambda: len(dirs.folders(topic)) == 2, what=lambda: str(dirs.folders(topic)))
+        yield "copies", sorted(dirs.shown(topic).values())
+        yield "the last request", client.move_one(topic, dirs.c)
+    dirs.wait_in(topic, dirs.c)
+    dirs.wait_folders(topic, "c")
+    with dirs.partition(topic) as partition:
+        yield "records", [offset for offset, _ in contents(partition)]
+
+
+def from_several_clients(dirs: Side, topic: str, targets: list[Path]) -> list[int]:
+    """Request moves from four clients at the same time; returns their codes."""
+
+    def request(target: Path) -> int:
+        with dirs.client() as client:
+            return int(client.move_one(topic, target))
+
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(request, 2 * (2 * targets)[:2]))
 
 
 @pytest.mark.move("E14")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from broker.moves.both_brokers import Side, on_both
 from broker.moves.test_moves import contents, lookups
@@ -313,3 +314,46 @@ def test_e46_a_damaged_batch_in_the_source(dirs: Side, topic: str) -> Seen:
     dirs.wait_in(topic, dirs.b)
     with dirs.partition(topic) as partition:
         yield "records", len(contents(partition))
+
+
+@pytest.mark.move("E43", "E64", "E65")
+@on_both
+def test_e64_a_topic_changes_while_its_partition_moves(dirs: Side, topic: str) -> Seen:
+    empty, more = f"empty-{topic}", f"more-{topic}"
+    dirs.create(empty)
+    dirs.move(empty, dirs.b)
+    dirs.wait_folders(empty, "b")
+    with dirs.partition(empty) as partition:
+        yield "without records: next", partition.produce(BATCH)
+
+    admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
+    with dirs.held(more):
+        admin.create_partitions([NewPartitions(more, 2)])[more].result(20)
+        wait_until(lambda: dirs.shown(more, 1), what=lambda: "a new partition")
+        yield "the new partition", [*dirs.shown(more, 1).values()]
+        yield "the moving one", dirs.shown(more)
+    dirs.wait_in(more, dirs.b)
+
+    with dirs.held(topic):
+        admin.delete_topics([topic])[topic].result(20)
+        dirs.wait_folders(topic)
+        yield "deleted", dirs.shown(topic)
+
+
+@pytest.mark.move("E67", "E71", "E85")
+@on_both
+def test_e71_a_killed_broker_continues_its_move(dirs: Side, topic: str) -> Seen:
+    with dirs.held(topic):
+        with dirs.partition(topic) as partition:
+            before = contents(partition)
+        dirs.broker.kill()
+        dirs.broker.start()
+        wait_until(lambda: len(dirs.shown(topic)) == 2, what=lambda: f"{dirs.shown(topic)}")
+        yield "after the start", dirs.shown(topic)
+        with dirs.partition(topic) as partition:
+            yield "during the move", partition.produce(BATCH)
+    dirs.wait_in(topic, dirs.b)
+    dirs.wait_folders(topic, "b")
+    with dirs.partition(topic) as partition:
+        yield "what was there", contents(partition)[: len(before)] == before
+        yield "offsets", [offset for offset, _ in contents(partition)]
