@@ -143,10 +143,11 @@ def test_refused_partitions_are_named_with_what_to_do(dirs, tmp_path):
     assert second.startswith(f"error: t-0 on broker 1 to {dirs.b}: KAFKA_STORAGE_ERROR; ")
     assert places(dirs, "t", 2) == [[str(dirs.a)], [str(dirs.b)]]
 
-    write_plan(plan, ("t", 0, tmp_path / "none"))
+    write_plan(plan, ("t", 1, dirs.a), ("t", 0, tmp_path / "none"))
     _, said = moves(dirs, "start", plan, code=2)
     assert "the broker has no such log directory" in said
     assert str(dirs.b) in said
+    assert places(dirs, "t", 2) == [[str(dirs.a)], [str(dirs.b)]]  # nothing is requested
     write_plan(plan)
     _, said = moves(dirs, "start", plan, code=2)
     assert "this is no plan of moves" in said
