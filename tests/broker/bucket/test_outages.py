@@ -22,7 +22,11 @@ from confluent_kafka.admin import (
 )
 
 from kit.judges.clients import Message, produce
+from kit.judges.partition_client import PartitionClient
 from kit.runs.bucket_load import PARTITIONS, Load, Reading, create, stored
+from kit.runs.commands import wait_until, write_config
+from kit.runs.inline_run import InlineRun, mirror_to_cluster
+from kit.servers.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,3 +172,49 @@ def test_a_stop_without_the_bucket_ends_within_ten_seconds(machines, s3_server, 
     broker.start()
     found = stored(broker, "t")
     assert {at: found.get(at) for at in load.acked} == load.acked
+
+
+@pytest.mark.gate("it waits for an outage of 40 s")
+@pytest.mark.parametrize("offsets", ["preserve", "translate"])
+def test_a_mirror_into_a_bucket_that_is_away_copies_each_record_once(
+    machines, s3_server, tmp_path, offsets
+):
+    """The mirror learns that its batches may be stored, and reads where the log ends."""
+    broker = machines().start()
+    with EmbeddedBroker(tmp_path / "source") as source:
+        create(source, "t")
+        copy = mirror_to_cluster("t", source.bootstrap, broker.bootstrap, offsets=offsets)
+        config = write_config(tmp_path / "mirror.json", copy)
+        run = InlineRun(config, folder=tmp_path)
+        try:
+            with Load(source.bootstrap, "t", per_s=500) as load:
+                load.wait_for(200)
+                with PartitionClient(broker.bootstrap, "t") as partition:
+                    wait_until(lambda: partition.log_end > 0, what=lambda: run.text)
+                s3_server.kill()
+                try:
+                    time.sleep(40)
+                finally:
+                    s3_server.start()
+                load.wait_for(200)
+            assert load.flush() == 0
+            wanted = by_partition(stored(source, "t"))
+            wait_until(
+                lambda: by_partition(stored(broker, "t")) == wanted, what=lambda: run.text[-4000:]
+            )
+            assert run.alive
+        finally:
+            run.kill()
+        if offsets == "preserve":
+            assert stored(broker, "t") == stored(source, "t")
+    broker.kill()
+    broker.start()
+    assert by_partition(stored(broker, "t")) == wanted
+
+
+def by_partition(found: dict[tuple[int, int], bytes | None]) -> dict[int, list[bytes | None]]:
+    """The values of each partition, in the order of offsets."""
+    return {
+        partition: [found[at] for at in sorted(found) if at[0] == partition]
+        for partition in range(PARTITIONS)
+    }
