@@ -168,8 +168,8 @@ _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
 def _code_of(failure: LogmirrorError) -> ErrorCode:
     """Return the code for an appended batch that does not become durable, or not in time.
 
-    In time is Kafka's REQUEST_TIMED_OUT: clients take it for "the batch may be stored". They take
-    KAFKA_STORAGE_ERROR for "it is not".
+    One that is late gets REQUEST_TIMED_OUT, as in Kafka: its client knows that the batch may be
+    stored. After KAFKA_STORAGE_ERROR clients assume that it is not.
     """
     if isinstance(failure, TopicDeletedError):
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
