@@ -36,7 +36,7 @@ def restore_tables(found: dict) -> str:
         ratio = found["restoring_ratios"].get(name)
         goal = "reached" if ratio and ratio["median"] >= RESTORE_GOAL else "**not reached**"
         cells += f"{figures['start_s']:.1f}", _ratio(ratio), goal if ratio else "-"
-        restored.append([*cells])
+        restored.append(list(cells))
     of_serving = ["served from", "MB/s to kcat", "CPU-s of the broker per GB", "part of Kafka's"]
     of_serving.append(f"goal {NATIVE_GOAL}")
     of_restore = ["restored by", "MB/s in the flow", "CPU-s per GB in the flow", "start, s"]

@@ -13,18 +13,17 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kit.judges.clients import rows_by_librdkafka
 from kit.runs import page
+from kit.runs.bucket_load import Load, Reading
 from kit.runs.page import Reader
 from kit.servers.apache import ApacheTools
 from kit.servers.machine import program
@@ -124,20 +123,31 @@ def move_to_s3(reader: Reader, commands: deque[str]) -> None:
     )
     reader.type(commands.popleft())
     address = next(word for word in broker.tail(10_000).split() if word.startswith("127.0.0.1:"))
-    with Traffic(address, "clicks") as traffic:
+    idempotent = {"enable.idempotence": True}
+    with (
+        Reading(address, "clicks", partitions=1) as reading,
+        Load(address, "clicks", per_s=500, partitions=1, **idempotent) as load,
+    ):
         reader.type(commands.popleft())
         execute, verify = commands.popleft(), commands.popleft()
         assert execute.endswith(" --execute")
         carry_out(reader, execute, verify)
-        there = traffic.acked
+        load.wait_for(100)
         reader.type(f"sed 's|s3://[^\"]*|{reader.folder}/hot|' plan.json > back.json")
         back = [command.replace("plan.json", "back.json") for command in (execute, verify)]
         carry_out(reader, *back)
-    assert 0 < there < traffic.acked
-    wanted = [b"%d" % n for n in range(1, RECORDS + 1)] + traffic.sent
-    assert [row.value for row in rows_by_librdkafka(address, "clicks")] == wanted
-    assert traffic.read == wanted
-    assert traffic.errors == []
+        load.wait_for(100)
+        load.stop()
+        assert load.flush() == 0
+        reading.wait_for(RECORDS + load.sent)
+    assert load.failures == reading.errors == []
+    found = reading.found()
+    of_page = [value for at, value in sorted(found.items()) if at not in load.acked]
+    assert of_page == [b"%d" % number for number in range(1, RECORDS + 1)]
+    assert {at: found[at] for at in load.acked} == load.acked
+    assert len(load.acked) == load.sent
+    rows = rows_by_librdkafka(address, "clicks")
+    assert {(0, row.offset): row.value for row in rows} == found
 
 
 def carry_out(reader: Reader, execute: str, verify: str) -> None:
@@ -146,62 +156,6 @@ def carry_out(reader: Reader, execute: str, verify: str) -> None:
     deadline = time.monotonic() + 60
     while "completed successfully" not in (found := reader.type(verify)):
         assert time.monotonic() < deadline, found
-
-
-class Traffic:
-    """A producer and a consumer of a partition, from its start until the end of a block."""
-
-    def __init__(self, address: str, topic: str) -> None:
-        self.sent: list[bytes] = []
-        self.read: list[bytes | None] = []
-        self.errors: list[object] = []
-        self.acked = 0
-        self._topic = topic
-        self._ends = threading.Event()
-        common = {"bootstrap.servers": address}
-        self._producer = Producer({**common, "enable.idempotence": True})
-        self._consumer = Consumer(
-            {**common, "group.id": "readers", "enable.auto.commit": False}
-            | {"auto.offset.reset": "error"}
-        )
-        self._consumer.assign([TopicPartition(topic, 0, 0)])
-        self._threads = [threading.Thread(target=one) for one in (self._write, self._consume)]
-
-    def _delivered(self, error: object, _: object) -> None:
-        if error is None:
-            self.acked += 1
-        else:
-            self.errors.append(error)
-
-    def _write(self) -> None:
-        while not self._ends.wait(0.002):
-            value = b"during %d" % len(self.sent)
-            self.sent.append(value)
-            self._producer.produce(self._topic, value, partition=0, on_delivery=self._delivered)
-            self._producer.poll(0)
-        self._producer.flush(60)
-
-    def _consume(self) -> None:
-        deadline = time.monotonic() + 300
-        while not self._ends.is_set() or len(self.read) < RECORDS + len(self.sent):
-            for message in self._consumer.consume(1_000, 0.1):
-                if message.error() is None:
-                    self.read.append(message.value())
-                else:
-                    self.errors.append(message.error())
-            if time.monotonic() > deadline:
-                return
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        for thread in self._threads:
-            thread.join()
-        self._consumer.close()
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:

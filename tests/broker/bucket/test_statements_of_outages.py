@@ -187,13 +187,20 @@ def test_c02_a_partition_opens_without_the_index_of_a_large_segment(proxied):
         )
 
 
-@pytest.mark.statement("C12")
-def test_c12_a_time_is_found_in_segments_that_are_only_in_the_bucket(proxied):
-    """While the bucket is away, the search for it is an error."""
-    found, topic = proxied(cache_bytes=1), "t"
+def sealed_in_bucket(proxied: Callable[..., Proxied], topic: str) -> Proxied:
+    """A broker none of whose sealed segments are on its machine."""
+    found = proxied(cache_bytes=1)
     seal(found, topic)
     found.broker.kill()
     found.broker.start()
+    return found
+
+
+@pytest.mark.statement("C12")
+def test_c12_a_time_is_found_in_segments_that_are_only_in_the_bucket(proxied):
+    """While the bucket is away, the search for it is an error."""
+    topic = "t"
+    found = sealed_in_bucket(proxied, topic)
     with PartitionClient(found.broker.bootstrap, topic) as partition:
         found.proxy.spoil(OUTAGE)
         for number in (0, 4, 8):
@@ -211,10 +218,8 @@ def test_c12_a_time_is_found_in_segments_that_are_only_in_the_bucket(proxied):
 @pytest.mark.statement("T17")
 def test_t17_an_object_that_is_gone_is_an_error_for_its_records_until_they_are_deleted(proxied):
     """Who removes an object by hand loses its records, and no others."""
-    found, topic = proxied(cache_bytes=1), "t"
-    seal(found, topic)
-    found.broker.kill()
-    found.broker.start()
+    topic = "t"
+    found = sealed_in_bucket(proxied, topic)
     gone = objects(found, topic)[1]
     gone.unlink()  # batches 3 to 5
     with PartitionClient(found.broker.bootstrap, topic) as partition:

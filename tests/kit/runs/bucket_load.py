@@ -34,11 +34,18 @@ class Load:
         bootstrap: `host:port`.
         topic: The topic.
         per_s: Records per second at most, so that a long test does not fill the disk.
+        partitions: How many the topic has.
         options: Of the client.
     """
 
     def __init__(
-        self, bootstrap: str, topic: str, *, per_s: float = math.inf, **options: object
+        self,
+        bootstrap: str,
+        topic: str,
+        *,
+        per_s: float = math.inf,
+        partitions: int = PARTITIONS,
+        **options: object,
     ) -> None:
         self._producer = Producer(
             {
@@ -60,7 +67,7 @@ class Load:
         self.last_acked_s = 0.0
         """When the last record was acknowledged, by `time.monotonic`."""
 
-        self._topic, self._per_s = topic, per_s
+        self._topic, self._per_s, self._partitions = topic, per_s, partitions
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -84,7 +91,7 @@ class Load:
                 self._producer.produce(
                     self._topic,
                     value=value,
-                    partition=self.sent % PARTITIONS,
+                    partition=self.sent % self._partitions,
                     on_delivery=self._delivered,
                 )
                 self.sent += 1
@@ -129,7 +136,10 @@ class Load:
 class Reading:
     """A consumer of all partitions in a thread. An offset that does not exist is an error."""
 
-    def __init__(self, bootstrap: str, topic: str, **options: object) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, *, partitions: int = PARTITIONS, **options: object
+    ) -> None:
+        self._partitions = range(partitions)
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -140,7 +150,7 @@ class Reading:
                 **options,
             }
         )
-        self._consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
+        self._consumer.assign([TopicPartition(topic, n, 0) for n in self._partitions])
         self.rows: list[tuple[int, int, bytes | None]] = []
         """Partition, offset and value, as they came."""
 
@@ -175,7 +185,7 @@ class Reading:
 
     def found(self) -> dict[tuple[int, int], bytes | None]:
         """Return what was read; checks that each record came once, in order."""
-        nexts = dict.fromkeys(range(PARTITIONS), 0)
+        nexts = dict.fromkeys(self._partitions, 0)
         for partition, offset, _ in self.rows:
             assert offset == nexts[partition]
             nexts[partition] += 1
