@@ -16,7 +16,7 @@ The class and `kind` are public API. The message and the facts are not.
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 
 class LogmirrorError(Exception):
@@ -103,6 +103,18 @@ class PositionError(LogmirrorError):
 
 class PositionMovedError(PositionError):
     """The destination's position is not the planned one. Nothing was written: read it again."""
+
+
+class EndsEarlierError(PositionError):
+    """The copy ends before the fact `offset`: `until` names its time, and the source a later one.
+
+    The source's lookup by time was not exact. All records before that offset may be copied.
+    """
+
+    @property
+    def offset(self) -> int:
+        """The first offset that is not copied."""
+        return cast("int", self.facts["offset"])
 
 
 class CorruptionError(LogmirrorError):

@@ -12,14 +12,15 @@ import random
 import shutil
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from kit.fakes.s3_proxy import S3Proxy
-from kit.judges.clients import Message, produce
+from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.runs.commands import mirror, write_config
-from kit.runs.inline_run import run_now
+from kit.runs.inline_run import mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.mounted import MountingBroker
@@ -137,3 +138,40 @@ def test_many_partitions_are_listed_with_few_requests(world, tmp_path):
                 objects = len(range(0, 10 + place.partition, 10))
                 assert end.result(TIMEOUT_S).offset == 10 * objects
     assert "many-7: offline" in broker.log.read_text()
+
+
+def test_a_restore_ends_before_a_time_that_the_lookup_finds_too_late(tmp_path):
+    """The lookup reads too few objects for the record that the source finds; the copy reads all."""
+    early, count = 3, 3 * NEAR
+    wanted = START_MS + (count - 5) * EACH_MS
+    with EmbeddedBroker(tmp_path / "source") as source:
+        create_topic(source.bootstrap, TOPIC, 1, {})
+        times = [START_MS + n * EACH_MS for n in range(count)]
+        times[early] = wanted + EACH_MS
+        messages = [Message(None, b"%d" % n, (), time_ms) for n, time_ms in enumerate(times)]
+        produce(source.bootstrap, TOPIC, messages, config={"batch.num.messages": 1})
+        archive = mirror(TOPIC, source.bootstrap, tmp_path / "a", form="native", max_offsets=1)
+        assert run_now(write_config(tmp_path / "archive.json", archive)).returncode == 0
+        assert found_at(source.bootstrap, TOPIC, wanted) == early
+
+        options = ("--archive", str(tmp_path / "a"))
+        with MountingBroker(tmp_path / "log", options=options) as served:
+            assert found_at(served, "native", wanted) > early
+            until = {"until": {"time": wanted}}
+            copies = [
+                mirror_to_cluster(
+                    "native", served, source.bootstrap, name=kind, topic=kind, offsets=kind
+                )
+                for kind in ("preserve", "translate")
+            ]
+            rows = mirror("native", served, tmp_path / "b")
+            config = write_config(tmp_path / "restore.json", *(c | until for c in (*copies, rows)))
+            for _ in range(2):
+                restored = run_now(config)
+                assert restored.returncode == 0, restored.stderr
+            expected = [b"%d" % n for n in range(early)]
+            for kind in ("preserve", "translate"):
+                found = [row.value for row in rows_by_librdkafka(source.bootstrap, kind)]
+                assert found == expected
+            (written,) = (tmp_path / "b" / "parquet" / "0").iterdir()
+            assert pq.read_table(written)["offset"].to_pylist() == list(range(early))

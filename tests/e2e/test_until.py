@@ -11,9 +11,12 @@ from itertools import takewhile
 
 import pytest
 
-from kit.judges.clients import odd_messages, produce, rows_by_librdkafka
+from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
 from kit.judges.gaps import write_transactions
-from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster
+from kit.runs.commands import write_config
+from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster, run_now
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.kafka import create_topic
 from logmirror.failpoints import VARIABLE
 
 PARTITIONS = 2
@@ -86,3 +89,28 @@ def test_an_archive_ends_before_an_offset(kafka_431, topic_name, tmp_path):
         assert last.name == f"{1_000:020}-{1_233:020}.ndjson"
         offsets = [json.loads(line)["offset"] for line in last.read_text().splitlines()]
         assert offsets == list(range(1_000, 1_234))
+
+
+def test_a_copy_ends_there_while_another_one_waits(tmp_path):
+    """The times of the records are old, so the broker keeps no state of their producer.
+
+    The replica with the source's offsets therefore waits at its second start, and the other begins.
+    """
+    kinds = ("preserve", "translate")
+    with EmbeddedBroker(tmp_path / "source") as broker:
+        create_topic(broker.bootstrap, "t", 1, {})
+        messages = [Message(None, b"%d" % n, (), START_MS + n) for n in range(50)]
+        produce(broker.bootstrap, "t", messages, config={"batch.num.messages": 1})
+        for end in (10, 30):
+            until = {"until": {"offset": end}}
+            copies = [
+                mirror_to_cluster(
+                    "t", broker.bootstrap, broker.bootstrap, name=kind, topic=kind, offsets=kind
+                )
+                for kind in kinds
+            ]
+            done = run_now(write_config(tmp_path / "copies.json", *(c | until for c in copies)))
+            assert done.returncode == ENDED, done.stderr
+            for kind in kinds:
+                found = [row.value for row in rows_by_librdkafka(broker.bootstrap, kind)]
+                assert found == [b"%d" % n for n in range(end)], kind

@@ -6,6 +6,7 @@ Method: the real driver loop over a scripted source whose records have a batch e
 import pytest
 
 from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, record, service
+from logmirror.cluster.client import NO_OFFSET
 from logmirror.errors import PositionError, UsageError
 from logmirror.mirror.until import Until
 from logmirror.testing import MemoryStore
@@ -74,6 +75,24 @@ def test_a_second_run_adds_nothing_and_a_lower_limit_is_an_error():
     assert store.objects == before
     run(client, store, Until(offset=3))
     assert ends(store) == {0: 2}
+
+
+class Inexact(ScriptedClient):
+    """A source that finds no record by its time, as one may that reads few of many objects."""
+
+    def list_offsets(self, partitions, timestamp, **more):
+        found = super().list_offsets(partitions, timestamp, **more)
+        return found if timestamp < 0 else dict.fromkeys(found, NO_OFFSET)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "expected"), [(40, {0: 2}), (10, {}), (60, {0: 4}), (61, {0: 5})]
+)
+def test_a_record_that_the_lookup_has_not_found_is_not_copied(time_ms, expected):
+    store, client = MemoryStore(), Inexact([log_of(10, 20, 30, 50, 25, 60)])
+    for _ in range(2):
+        run(client, store, Until(time_ms=time_ms))
+        assert ends(store) == expected
 
 
 def test_a_record_that_arrives_after_the_lookup_is_not_copied():

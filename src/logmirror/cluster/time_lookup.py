@@ -61,19 +61,34 @@ def first_committed_since(
                     end=offsets.stop,
                 )
             continue
-        found = _first_in(view, batches, offset, time_ms)
+        found = first_since(view, batches, range(offset, offsets.stop), time_ms)
         if found is not None:
-            return found if found in offsets else None
+            return found
         offset, moved_ms = int(batches.last_offsets[-1]) + 1, clock.monotonic_ms()
     return None
 
 
-def _first_in(view: memoryview, batches: Batches, first: int, time_ms: int) -> int | None:
+def first_since(view: memoryview, batches: Batches, offsets: range, time_ms: int) -> int | None:
+    """Return the offset of the first committed record of a response with at least this timestamp.
+
+    Args:
+        view: The response.
+        batches: Its batches.
+        offsets: Where to look.
+        time_ms: Milliseconds since 1970.
+
+    Returns:
+        None if there is none.
+
+    Raises:
+        CorruptionError: A batch cannot be decompressed.
+    """
     is_late = (batches.kinds == KIND_DATA) & (batches.max_timestamps_ms >= time_ms)
+    is_late &= (batches.last_offsets >= offsets.start) & (batches.base_offsets < offsets.stop)
     for at in is_late.nonzero()[0].tolist():
         begin, size = int(batches.positions[at]), int(batches.sizes[at])
         batch = bytes(view[begin : begin + size])
         for found_ms, offset in record_times(batch, max_body_bytes=_UNPACKED_MAX):
-            if found_ms >= time_ms and offset >= first:
+            if found_ms >= time_ms and offset in offsets:
                 return offset
     return None

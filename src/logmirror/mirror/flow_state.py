@@ -189,6 +189,13 @@ class FlowState:
         """Whether the flow has reached its target. False without a target."""
         return self.target is not None and self.position >= self.target
 
+    def end_before(self, offset: int) -> bool:
+        """End the flow before an offset; False if it ends there, or before, as it is."""
+        if offset >= self.end:
+            return False
+        self.target = offset
+        return True
+
     @property
     def position_stale(self) -> bool:
         """Whether the position must be read from the destination before the flow resumes."""

@@ -186,7 +186,7 @@ class Lane:
         if self._is_late(stopping_since_ms):
             self._log_unflushed()
             return "done"
-        ran_slices = self._tick.run(explicit=self._has_targets)
+        ran_slices = self._tick.run(explicit=self._has_targets, follows=not until_now)
         self._record_lag.update(table.states, table.mirror_of)
         self.progress.made()
         if ran_slices:

@@ -260,6 +260,9 @@ class Work:
     window_ms: int = 0
     """Follow window in milliseconds: how long to keep polling after `slice.end` is reached."""
 
+    until_ms: int | None = None
+    """Records of this time or a later one are not copied, in milliseconds since 1970. None: all."""
+
     memory_bytes: int = SLOT_BYTES
     """Bytes of the slot's memory for records that are being archived; see `to_archive.memory`."""
 

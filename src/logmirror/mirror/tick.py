@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from logmirror import failpoints
-from logmirror.errors import PositionMovedError, UnavailableError
+from logmirror.errors import EndsEarlierError, PositionMovedError, UnavailableError
 from logmirror.mirror.follow import LONG_MS, SHORT_MS
 from logmirror.mirror.plan import plan
 from logmirror.mirror.ports import (
@@ -132,24 +132,25 @@ class Tick:
         self._is_slow = False
         """Whether the slices of the previous tick held their slots for longer than `SLOW_MS`."""
 
-    def run(self, *, explicit: bool) -> bool:
+    def run(self, *, explicit: bool, follows: bool = True) -> bool:
         """Run the slices that are due; return whether any ran.
 
         Args:
             explicit: Write all that waits (`--until-now`, or a shutdown).
+            follows: Whether slices may copy what arrives after the last poll of the source.
 
         Raises:
             EngineLostError: Spark has ended.
         """
         running, self._next = self._next, None
         if running is None:
-            running = self._start(explicit=explicit)
+            running = self._start(explicit=explicit, follows=follows)
         elif explicit or self._others_are_due(running):
             self._engine.runner.end_follow_windows(running.job)
         if running is None:
             return False
         with self._progress.running(running.flows):
-            self._wait(running, may_overlap=not explicit)
+            self._wait(running, may_overlap=follows and not explicit)
         self._finish(running)
         return True
 
@@ -171,12 +172,12 @@ class Tick:
         due = {planned.slice.flow for planned in self._plan(self._clock.now_ms(), explicit=False)}
         return due != flows
 
-    def _start(self, *, explicit: bool) -> _Running | None:
+    def _start(self, *, explicit: bool, follows: bool) -> _Running | None:
         wall_ms = self._clock.now_ms()
         planned = self._plan(wall_ms, explicit=explicit)
         flows = {each.slice.flow for each in planned}
         self._observer.planned(self._table.states, flows)
-        window_ms = 0 if explicit else self._window_ms
+        window_ms = self._window_ms if follows and not explicit else 0
         running = self._begin(planned, window_ms, None) if planned else None
         if running is not None or not planned:
             for flow, state in self._table.states.items():
@@ -226,10 +227,10 @@ class Tick:
 
     def _work(self, planned: Planned, window_ms: int, memory_bytes: int) -> Work:
         flow = planned.slice.flow
-        state = self._table.states[flow]
+        state, mirror = self._table.states[flow], self._table.mirror_of[flow]
         return Work(
             slice=planned.slice,
-            source=self._table.mirror_of[flow].source,
+            source=mirror.source,
             destination=state.destination,
             writer_id=self._engine.writer_id,
             estimated_bytes=planned.estimated_bytes,
@@ -238,6 +239,7 @@ class Tick:
             in_flight_max=state.in_flight_max,
             hold=state.held_at(planned.slice.first),
             window_ms=window_ms,
+            until_ms=mirror.until.time_ms if mirror.until else None,
             memory_bytes=memory_bytes,
         )
 
@@ -329,6 +331,8 @@ class Tick:
             self._observer.committed(state)
             return
         state.outdated()
+        if isinstance(error, EndsEarlierError) and state.end_before(error.offset):
+            return
         if isinstance(error, PositionMovedError):
             self._observer.conflict(flow)
         else:

@@ -1,7 +1,9 @@
 """Driver: where the copy of a mirror with `until` ends: before a time or an offset.
 
 A lookup by time comes after the source's end was read. If it finds no record, all records before
-that end are older, so the end is the limit. Markers and aborted records do not count.
+that end are older, so the end is the limit. Markers and aborted records do not count. A broker that
+serves an archive may find a later offset if times are out of order, so the copy checks the time of
+each record, and ends earlier (`EndsEarlierError`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.errors import LogmirrorError
-from logmirror.wire.gate import first_refused
+from logmirror.wire.gate import first_not_copied
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,9 +93,10 @@ def _decode(
     try:
         for columns in decoder.decode(fetched.buffer, fetched.batches, first=first, end=end):
             reading = _reading(readers)
-            refused = {kind: first_refused(columns, kind) for kind in {r.types for r in reading}}
+            checks = {(reader.types, reader.until_ms) for reader in reading}
+            stops = {check: first_not_copied(columns, *check) for check in checks}
             for reader in reading:
-                reader.append(columns, refused[reader.types])
+                reader.append(columns, stops[reader.types, reader.until_ms])
             if not _reading(readers):
                 return
     except LogmirrorError as error:

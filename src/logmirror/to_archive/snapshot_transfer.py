@@ -30,7 +30,7 @@ from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
 from logmirror.to_archive.tail_check import check_tail
 from logmirror.wire.columns import ContentDigest
-from logmirror.wire.gate import first_refused, first_refused_arrow
+from logmirror.wire.gate import first_not_copied, first_refused_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from logmirror.source.partition import KafkaSource
     from logmirror.stores.base import BlobStore
     from logmirror.wire.decode import RecordDecoder
-    from logmirror.wire.gate import Refused
+    from logmirror.wire.gate import Late, Refused
 
 
 class SnapshotTransfer:
@@ -209,7 +209,7 @@ class SnapshotTransfer:
                 first, last = max(gap.first, covered.first), min(gap.last, covered.last)
                 ledger.add(first, last, gap.cause)
             for columns in self._decoder.decode(fetched.buffer, batches, first=position, end=end):
-                _pass_gate(first_refused(columns, self._spec.types))
+                _pass_gate(first_not_copied(columns, self._spec.types, self._work.until_ms))
                 view.add(columns.to_arrow(flow.topic, flow.partition))
                 begin = int(np.searchsorted(columns.offsets, covered.first))
                 records += columns.rows - begin
@@ -254,7 +254,7 @@ class SnapshotTransfer:
             raise PositionMovedError("the snapshot was just pruned", name=name) from None
 
 
-def _pass_gate(refused: Refused | None) -> None:
+def _pass_gate(refused: Refused | Late | None) -> None:
     if refused is not None:
         raise refused.error()
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from logmirror.stores.base import BlobStore
     from logmirror.wire.columns import Columns
     from logmirror.wire.decode import RecordDecoder
-    from logmirror.wire.gate import Refused
+    from logmirror.wire.gate import Late, Refused
     from logmirror.wire.scan import Batches
 
 
@@ -76,6 +76,7 @@ class Transfer:
         self.end = self._slice.end
         self.is_ended = self.is_reading = False
         self.wants_rows = self._spec.format != "native"
+        self.until_ms = work.until_ms
         self.types = self._spec.types
         self._gate = Gate(decoder)
         self._receipts: list[Receipt] = []
@@ -120,12 +121,12 @@ class Transfer:
             else:
                 self._reached = self._copy_batches(fetched)
 
-    def append(self, columns: Columns, refused: Refused | None = None) -> None:
+    def append(self, columns: Columns, refused: Refused | Late | None = None) -> None:
         """Append decoded rows of the response, in order, with offsets below `end`.
 
         Args:
             columns: The rows.
-            refused: The first row that violates the column types, if any; the slice ends before it.
+            refused: The first row that must not be copied, if any; the slice ends before it.
         """
         with self._capture_errors():
             row, end = 0, columns.rows if refused is None else refused.row
@@ -260,7 +261,7 @@ class Transfer:
             self._refuse(refused, int(batches.base_offsets[stop]))
         return reached
 
-    def _first_refused(self, fetched: Fetched, start: int, stop: int) -> Refused | None:
+    def _first_refused(self, fetched: Fetched, start: int, stop: int) -> Refused | Late | None:
         if start >= stop:
             return None
         end = int(fetched.batches.last_offsets[stop - 1]) + 1
@@ -373,7 +374,7 @@ class Transfer:
         if self._source_bytes >= self._slice.budget_bytes or last + 1 >= self._slice.end:
             self._finish()
 
-    def _refuse(self, refused: Refused, end: int) -> None:
+    def _refuse(self, refused: Refused | Late, end: int) -> None:
         """Close the objects that end before `end`, and stop with the error of the rejected record.
 
         The last object ends before `end` too, unless a claim has fixed a longer range.

@@ -1,4 +1,4 @@
-"""The type check: finds the first key or value that does not match its column's type.
+"""Finds the first record that must not be copied: by the types of columns, or by its time.
 
 Nulls match every type. A kernel does the work (`kernels_text`); columns of type `bytes` cost
 nothing.
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from logmirror.errors import UsageError
+from logmirror.errors import EndsEarlierError, UsageError
 from logmirror.wire.kernels_text import (
     ALL_GOOD,
     DEPTH_MAX,
@@ -64,6 +64,39 @@ class Refused(NamedTuple):
             offset=self.offset,
             byte=self.byte,
         )
+
+
+class Late(NamedTuple):
+    """The first record as new as the time of `until`, below the offset that the source found."""
+
+    row: int
+    offset: int
+
+    def error(self) -> EndsEarlierError:
+        """Return the error, to which the caller adds mirror, topic and partition."""
+        return EndsEarlierError(
+            "a record before the offset that the source had found is as new as `until`",
+            offset=self.offset,
+        )
+
+
+def first_not_copied(
+    columns: Columns, types: ColumnTypes, until_ms: int | None
+) -> Refused | Late | None:
+    """Check all rows; returns None if all may be copied.
+
+    Args:
+        columns: The rows.
+        types: The types that keys and values must have.
+        until_ms: Records of this time or a later one are not copied, in ms since 1970. None: all.
+    """
+    refused = first_refused(columns, types)
+    if until_ms is None:
+        return refused
+    late = np.flatnonzero(columns.timestamps_ms >= until_ms)
+    if not len(late) or (refused is not None and refused.row < late[0]):
+        return refused
+    return Late(int(late[0]), int(columns.offsets[late[0]]))
 
 
 def first_refused(columns: Columns, types: ColumnTypes) -> Refused | None:
