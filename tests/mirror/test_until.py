@@ -25,7 +25,7 @@ def log_of(*times_ms, first=0):
     )
 
 
-def run(client, store, until):
+def run(client, store, until, spec=SPEC):
     """Run the service, which must return by itself."""
     clock = SteppingClock()
 
@@ -33,7 +33,7 @@ def run(client, store, until):
         assert clock.ms < 600_000, "it never ends"
 
     clock.on_sleep = on_sleep
-    with service(client, store, spec=SPEC, clock=clock, until=until) as (made, _):
+    with service(client, store, spec=spec, clock=clock, until=until) as (made, _):
         made.run()
 
 
@@ -88,10 +88,12 @@ class Inexact(ScriptedClient):
 @pytest.mark.parametrize(
     ("time_ms", "expected"), [(40, {0: 2}), (10, {}), (60, {0: 4}), (61, {0: 5})]
 )
-def test_a_record_that_the_lookup_has_not_found_is_not_copied(time_ms, expected):
+@pytest.mark.parametrize("compaction", [None, "log"])
+def test_a_record_that_the_lookup_has_not_found_is_not_copied(time_ms, expected, compaction):
+    spec = archive_spec(max_offsets=50, compaction=compaction)
     store, client = MemoryStore(), Inexact([log_of(10, 20, 30, 50, 25, 60)])
     for _ in range(2):
-        run(client, store, Until(time_ms=time_ms))
+        run(client, store, Until(time_ms=time_ms), spec)
         assert ends(store) == expected
 
 
