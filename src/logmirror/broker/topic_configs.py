@@ -101,12 +101,26 @@ def _is_policy(value: str) -> bool:
     return set(policies) <= {"compact", "delete"} and len(policies) == len(set(policies))
 
 
+def _throttled(side: str) -> Mapping[str, _Setting]:
+    """Return the setting that Kafka's tool sets with `--throttle`, for moves of any kind."""
+    row = _Setting(
+        ConfigType.LIST,
+        "",
+        lambda value: bool(_REPLICAS.fullmatch(value)),
+        "*, or partition:broker pairs like 0:1,1:1",
+        "",
+        "Without effect: there is no replication.",
+    )
+    return {f"{side}.replication.throttled.replicas": row}
+
+
 _MAX_INT: Final = 2**31 - 1
 NEVER: Final = 2**63 - 1
 """Kafka's default of `flush.messages` and `flush.ms`."""
 
 _MAX_LONG: Final = 2**63 - 1
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_REPLICAS: Final = re.compile(r"\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?")
 _RATIO: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 _DAY_MS: Final = 86_400_000
 _TIME_TYPES: Final = ("CreateTime", "LogAppendTime")
@@ -134,6 +148,8 @@ SETTINGS: Final[Mapping[str, _Setting]] = {
         *(ConfigType.LONG, 0, 0, NEVER, "log.flush.interval.ms"),
         "In the background, a record is flushed at the latest after this time, in ms.",
     ),
+    **_throttled("follower"),
+    **_throttled("leader"),
     "max.compaction.lag.ms": _integer(
         *(ConfigType.LONG, _MAX_LONG, 1, _MAX_LONG, "log.cleaner.max.compaction.lag.ms"),
         "The age of a record at which its segment is compacted in any case.",

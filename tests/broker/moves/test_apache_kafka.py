@@ -21,11 +21,12 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from broker.moves.both_brokers import DIFFERENCES, Side, on_both, on_newest
 from broker.moves.test_cordoned import cordon
 from broker.moves.test_moves import contents
-from broker.moves.test_requests import BATCH, STORAGE, fill
+from broker.moves.test_requests import BATCH, STORAGE, fill, send_in_version
 from kit.judges.log_dirs_client import ALTER, DESCRIBE
 from kit.judges.raw_client import build, nested
 from kit.runs.commands import wait_until
 from kit.servers.kafka import create_topic
+from logmirror.broker.apis import Api
 
 if TYPE_CHECKING:
     from broker.moves.both_brokers import Seen
@@ -170,6 +171,22 @@ def test_e11_the_last_of_several_targets_counts(dirs: Side, topic: str) -> Seen:
     dirs.wait_in(topic, dirs.c, 0)
     dirs.wait_in(topic, dirs.b, 1)
     yield "described", [dirs.shown(topic, number) for number in range(4)]
+
+
+@pytest.mark.move("E18")
+@on_newest
+def test_e18_other_versions_end_the_connection_and_move_nothing(dirs: Side, topic: str) -> Seen:
+    """Apache Kafka 3.9 has version 0, too."""
+    dirs.create(topic)
+    with dirs.client() as client:
+        keys = client.ask(Api.API_VERSIONS, 0).api_keys
+        [offered] = [(key.min_version, key.max_version) for key in keys if key.api_key == ALTER]
+        yield "offered", offered
+    for version in (0, 3):
+        with dirs.client() as client:
+            send_in_version(client, topic, dirs.b, version)
+            yield f"version {version} ends it", client.is_closed()
+    yield "described", dirs.shown(topic)
 
 
 @pytest.mark.move("E12")

@@ -303,6 +303,12 @@ def test_e46_a_damaged_batch_in_the_source(dirs: Side, topic: str) -> Seen:
         wait_until(lambda: dirs.has_logged(topic, words), what=lambda: "a report of the damage")
         yield "described", dirs.shown(topic)
         yield "the partition", client.where(topic)[str(dirs.a)]
+        before = client.where(topic)[str(dirs.b)]
+        with dirs.partition(topic) as partition:
+            yield "produced", partition.produce(BATCH)
+        later = client.where(topic)[str(dirs.b)]
+        yield "more to copy", later.lag - before.lag
+        yield "copied since", later.size_bytes - before.size_bytes
         write(sound)
         dirs.create(f"{topic}-other")
         fill(dirs, f"{topic}-other")

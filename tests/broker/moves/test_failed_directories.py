@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -81,6 +82,12 @@ class Failing(NamedTuple):
         found: dict[str, object] = json.loads(ask(self.monitoring_port, "/status.json").text)
         return found
 
+    def offline(self) -> dict[str, object]:
+        """Return the directories that are offline in `/status.json`, with the reasons."""
+        found = self.status()["offline_log_dirs"]
+        assert isinstance(found, dict)
+        return found
+
     @property
     def log(self) -> str:
         """The broker's log."""
@@ -133,7 +140,7 @@ def test_e24_a_directory_that_fails_takes_its_partitions_offline_and_no_others(f
     assert str(b) in line
     assert "cause=" in line
     assert "restart the broker" in line
-    assert list(failing.status()["offline_log_dirs"]) == [str(b)]
+    assert list(failing.offline()) == [str(b)]
     metrics = text_string_to_metric_families(ask(failing.monitoring_port, "/metrics").text)
     values = {one.name: one.samples[0].value for one in metrics if one.samples}
     assert values["logmirror_broker_offline_log_dirs"] == 1
@@ -155,7 +162,7 @@ def test_a_directory_is_offline_until_the_next_start(failing):
         assert partition.log_end >= 900
         assert partition.produce(BATCH).error == NONE
     assert failing.described()[str(failing.dirs.b)][0] == NONE
-    assert failing.status()["offline_log_dirs"] == {}
+    assert failing.offline() == {}
 
 
 def test_a_read_that_fails_takes_the_directory_offline(failing):
@@ -196,23 +203,30 @@ def test_e93_a_target_that_fails_ends_the_move_and_the_partition_is_served(faili
     """When the disk is repaired, the same move is requested again, and is completed."""
     dirs, b = failing.dirs, failing.dirs.b
     failing.create("moves", dirs.a)
-    failing.create("in-b", b)
     fill_more(failing, "moves")
     dirs.limit(20_000)
     with dirs.client() as client:
+        if noticed_by == "another partition":
+            failing.create("in-b", b)
         assert client.move_one("moves", b) == NONE
-        wait_until(lambda: len(client.where("moves")) == 2, what=lambda: failing.log)
+        wait_until(lambda: client.where("moves")[str(b)].size_bytes > 0, what=lambda: failing.log)
         failing.disk.fail()
         if noticed_by == "the move":
             dirs.limit(None)
         else:
             failing.write_until_refused("in-b")
-        failing.wait_offline("in-b")
+            failing.wait_offline("in-b")
+        wait_until(lambda: str(b) in failing.offline(), what=lambda: failing.log)
         assert [*client.where("moves")] == [str(dirs.a)]
         assert client.move_one("moves", b) == STORAGE
     [move] = failing.status()["moves"]
     assert move["state"] == "failed"
     assert str(b) in move["failure"]
+    if noticed_by == "the move":  # nothing else is in this directory
+        [named] = re.findall(r" path='([^']+)'", move["failure"])
+        assert re.fullmatch(rf"{re.escape(str(b))}/moves/0\.[0-9a-f]+-future/\.[0-9].*", named)
+        [line] = [one for one in failing.log.splitlines() if f"the move to {b} failed" in one]
+        assert named in line
     assert failing.codes("moves") == (NONE, NONE)
     dirs.broker.kill()
     failing.disk.repair()
@@ -313,7 +327,7 @@ def test_e47_a_full_disk_does_not_take_its_directory_offline(tmp_path):
             disk.grow(20_000_000)
             assert failing.codes("t") == (NONE, NONE)
             assert "can be written after an error" not in failing.log
-            assert failing.status()["offline_log_dirs"] == {}
+            assert failing.offline() == {}
 
 
 @pytest.mark.move("E7", "E47")

@@ -6,8 +6,11 @@ of the disk the event loop makes while appends wait. How long these take, `bench
 
 from __future__ import annotations
 
+import io
+import os
 import random
 import threading
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +21,7 @@ from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.move import MoveState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from logmirror.broker.moves.move import Move
@@ -27,6 +31,9 @@ STEP_BYTES = 200
 
 LAST_BYTES = 400
 """Less than three."""
+
+UNNOTED = {os.fspath, os.close}
+"""The first is no call of the system; the garbage collector makes the other at any time."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +45,13 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.move("E45")
 def test_e45_records_are_produced_and_read_while_a_step_of_the_copy_hangs(tmp_path, monkeypatch):
     life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
-    append, is_held, steps = SegmentCopy.append, [True], [0]
-    in_threads, on_loop = list[int](), list[int]()
+    append, before, is_held, steps = SegmentCopy.append, life.disk.before, [True], [0]
+    in_threads, on_loop, calls = list[int](), list[int](), set[str]()
+
+    def noted(count: int, call: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            calls.add(call)
+        before(count, call)
 
     def hanging(copy: SegmentCopy, end: int, limit_bytes: int) -> int:
         steps[0] += 1
@@ -58,6 +70,7 @@ def test_e45_records_are_produced_and_read_while_a_step_of_the_copy_hangs(tmp_pa
     async def work() -> None:
         await life.start()
         await life.write(30)
+        life.disk.before = noted
         await life.move("b")
         await until(lambda: steps[0] > 0)
         await life.write(10)
@@ -77,29 +90,30 @@ def test_e45_records_are_produced_and_read_while_a_step_of_the_copy_hangs(tmp_pa
     assert len(in_threads) > life.appended / 3
     assert max(in_threads) < STEP_BYTES + 1.1 * batch_bytes
     assert 0 < max(on_loop) <= LAST_BYTES
+    assert calls == {"append", "create", "rename"}, "no flush on the event loop"
 
 
-def calls_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch, batches: int) -> list[str]:
-    """Calls of the disk on the event loop in the attempt to swap that succeeds."""
+def calls_in_a_hold(folder: Path, monkeypatch: pytest.MonkeyPatch, batches: int) -> list[str]:
+    """Every call of the system while appends wait, in the attempt to swap that succeeds."""
     life = Life(prepare(folder), Rows(), random.Random(3))
-    try_swap, before = mover.Moves._try_swap, life.disk.before  # noqa: SLF001  # the hold
-    calls: list[str] = []
-
-    def noted(count: int, call: str) -> None:
-        if threading.current_thread() is threading.main_thread():
-            calls.append(call)
-        before(count, call)
+    try_swap = mover.Moves._try_swap  # noqa: SLF001  # the hold
+    calls, found, is_held = list[str](), list[list[str]](), [False]
 
     def watched(moves: mover.Moves, move: Move) -> None:
-        if move.state is MoveState.FOLLOWING:
-            calls.clear()
+        calls.clear()
+        is_held[0] = move.state is MoveState.FOLLOWING
         try_swap(moves, move)
-        if move.state is MoveState.MOVED and not found:
+        if is_held[0] and move.state is MoveState.MOVED:
             found.append(calls.copy())
+        is_held[0] = False
 
-    life.disk.before = noted
-    found: list[list[str]] = []
-    monkeypatch.setattr(mover.Moves, "_try_swap", watched)
+    def noting(name: str, call: Callable[..., object]) -> Callable[..., object]:
+        def noted(*args: object, **named: object) -> object:
+            if is_held[0] and threading.current_thread() is threading.main_thread():
+                calls.append(name)
+            return call(*args, **named)
+
+        return noted
 
     async def work() -> None:
         await life.start()
@@ -108,17 +122,22 @@ def calls_of_a_swap(folder: Path, monkeypatch: pytest.MonkeyPatch, batches: int)
         await life.quiet()
         await life.moves.close()
 
-    assert not run(life, work)
+    with monkeypatch.context() as patch:
+        patch.setattr(mover.Moves, "_try_swap", watched)
+        patch.setattr(io, "open", noting("open", io.open))  # that of `pathlib`
+        for name, call in vars(os).copy().items():
+            if isinstance(call, BuiltinFunctionType) and call not in UNNOTED:
+                patch.setattr(os, name, noting(name, call))
+        assert not run(life, work)
     check(life)
     assert life.place == "b"
-    monkeypatch.undo()
+    assert len(found) == 1
     return found[0]
 
 
-@pytest.mark.move("E60")
+@pytest.mark.move("E45", "E60")
 def test_e60_appends_wait_for_one_rename_however_large_the_log_is(tmp_path, monkeypatch):
-    small = calls_of_a_swap(tmp_path / "small", monkeypatch, 3)
-    large = calls_of_a_swap(tmp_path / "large", monkeypatch, 300)
-    assert small == large
-    assert len(small) == 1
-    assert small[0].startswith("rename")
+    """While they wait, nothing is read, written, flushed, opened, listed or removed."""
+    for batches in (3, 300):
+        calls = calls_in_a_hold(tmp_path / str(batches), monkeypatch, batches)
+        assert calls == ["rename"], batches

@@ -12,20 +12,30 @@ import errno
 import random
 import shutil
 import time
+from functools import partial
+from itertools import pairwise
+from struct import unpack_from
 from typing import TYPE_CHECKING
 
 import pytest
 
+from broker.moves.conftest import TwoDirs
 from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, NONE, fill
+from kit.fakes.disk import loading
 from kit.fakes.places import FailingStore, Power, make_disks
 from kit.fakes.scripted import SteppingClock
+from kit.judges.log_dirs_client import DESCRIBE, Replica
 from kit.judges.partition_client import Appended
 from kit.runs import placed_logs
+from kit.runs.commands import wait_until
 from kit.runs.moving_log import Life, Rows, Stepped, check, prepare, run, until
+from kit.runs.moving_log import append as append_batch
 from kit.runs.placed_known import PLAIN, KnownTopic
+from kit.servers.embedded import EmbeddedBroker
 from kit.tiers import sized
 from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import PART, SegmentCopy
@@ -33,6 +43,27 @@ from logmirror.broker.moves.move import MoveState
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+WAITING = '''
+"""Loaded by every Python process at its start: no file is removed from an old folder, while a file
+exists."""
+
+import os
+import pathlib
+import time
+
+_waits = pathlib.Path({waits!r})
+_unlink = os.unlink
+
+
+def unlink(path, **how):
+    while "-delete/" in os.fspath(path) and _waits.exists():
+        time.sleep(0.01)
+    _unlink(path, **how)
+
+
+os.unlink = unlink
+'''
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +108,97 @@ def test_e46_a_copy_that_is_not_what_was_written_fails_the_move(tmp_path, monkey
     assert not run(life, work)
     check(life)
     assert life.acked == 2 * life.appended
+
+
+@pytest.mark.move("E30")
+@pytest.mark.parametrize("followed", [0, 1, 3])
+def test_e30_a_move_that_fails_while_it_follows_has_the_size_and_the_lag_of_its_copy(
+    tmp_path, monkeypatch, followed
+):
+    """Its disk fails after some batches. What is appended later is not in the copy."""
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(3))
+    append, followed_by = Shadow.append, list[int]()
+
+    def failing(shadow: Shadow, batch: memoryview) -> None:
+        if len(followed_by) == followed:
+            shadow.failure = OSError(errno.EIO, "not written")
+        else:
+            followed_by.append(len(batch))
+            append(shadow, batch)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(9)
+        monkeypatch.setattr(Shadow, "append", failing)
+        await life.move("b")
+        [move] = life.moves.all
+        while move.is_active:
+            await asyncio.sleep(0)
+            if move.state is MoveState.FOLLOWING:
+                append_batch(life.log, life.appended)
+                life.appended += 1
+        size, end = move.copied_bytes, life.log.log_end - move.lag
+        assert size == size_below(life.log, end)
+        assert size <= sum(path.stat().st_size for path in move.future.glob("*0*"))
+        for _ in range(2):
+            await life.write(1)
+            assert (move.copied_bytes, move.lag) == (size, life.log.log_end - end)
+        await life.moves.close()
+
+    assert not run(life, work)
+    assert len(followed_by) == followed
+
+
+def size_below(log: PartitionLog, end: int) -> int:
+    """The size of the batches in the files of a log, up to an offset."""
+    data = b"".join(
+        (one.path if one.is_sealed else one.folder / f".{one.first:020d}.open").read_bytes()
+        for one in log.segments
+    )
+    position = 0
+    while position < len(data):
+        base_offset, length = unpack_from(">qi", data, position)
+        if base_offset >= end:
+            break
+        position += 12 + length
+    return position
+
+
+@pytest.mark.move("E58")
+def test_e58_the_high_watermark_never_goes_back(tmp_path, monkeypatch):
+    """It is read in every turn of the event loop, so whatever a client could see is seen."""
+    step = Stepped.step
+    for seed in range(5):
+        life = Life(prepare(tmp_path / str(seed)), Rows(), random.Random(seed))
+        seen: list[tuple[str, int]] = []
+
+        def stepped(calls: Stepped, life: Life = life, seen: list[tuple[str, int]] = seen) -> None:
+            if hasattr(life, "log"):
+                seen.append((life.place, life.log.high_watermark))
+            step(calls)
+
+        monkeypatch.setattr(Stepped, "step", stepped)
+        assert not run(life, partial(write_and_move, life))
+        check(life)
+        marks = [mark for _, mark in seen]
+        assert marks == sorted(marks), seed
+        assert marks[-1] == life.log.log_end == 2 * life.appended
+        rises = {place for (place, mark), (_, later) in pairwise(seen) if mark < later}
+        assert rises == {"a", "b", "c"}, seed
+
+
+async def write_and_move(life: Life) -> None:
+    """Move to each directory while records are written, and write some more there."""
+    await life.start()
+    for target in "bca":
+        writing = asyncio.ensure_future(life.write(9))
+        await life.move(target)
+        await life.quiet()
+        assert life.place == target
+        await writing
+        await life.write(1)
+        await life.commits.flushed(life.log, life.log.log_end)
+    await life.moves.close()
 
 
 @pytest.mark.move("E59")
@@ -132,6 +254,57 @@ def append_and_be_silent(folder: Path, turns: int, clock: SteppingClock) -> bool
     assert life.acked == life.log.log_end == 4
     shutil.rmtree(folder)
     return is_before[0]
+
+
+@pytest.mark.move("E23")
+def test_e23_a_partition_is_described_once_while_its_old_folder_is_removed(tmp_path):
+    waits, b, size = tmp_path / "waits", tmp_path / "b", 60 * len(BATCH)
+    environment = loading(tmp_path, WAITING.format(waits=str(waits)))
+    with EmbeddedBroker(
+        tmp_path / "broker",
+        environment=environment,
+        more_log_dirs=[str(b)],
+        segment_bytes=20_000,
+    ) as broker:
+        dirs = TwoDirs(broker, broker.log_dir, b)
+        dirs.create("t")
+        fill(dirs, "t")
+        waits.touch()
+        try:
+            for old, new in ((dirs.a, b), (b, dirs.a)):
+                dirs.move("t", new)
+                wait_until(partial(has_old_folder, old), what=lambda: str(dirs.names("t")))
+                assert described(dirs) == {str(old): [], str(new): [(0, Replica(size, 0, False))]}
+                with dirs.partition("t") as partition:
+                    assert partition.produce(BATCH).error == NONE
+                size += len(BATCH)
+                assert described(dirs) == {str(old): [], str(new): [(0, Replica(size, 0, False))]}
+                assert has_old_folder(old)
+        finally:
+            waits.unlink()
+        dirs.wait_clean("t", "data/0")
+        assert described(dirs) == {str(dirs.a): [(0, Replica(size, 0, False))], str(b): []}
+
+
+def has_old_folder(log_dir: Path) -> bool:
+    """Whether an old folder with its last name is there, and has its files."""
+    return bool([*log_dir.glob("t/0.*-delete/[0-9]*.batches")]) and not (log_dir / "t/0").exists()
+
+
+def described(dirs: TwoDirs) -> dict[str, list[tuple[int, Replica]]]:
+    """What a description of all topics shows, by log directory: each partition and its replica."""
+    with dirs.client() as client:
+        return {
+            one.log_dir: [
+                (
+                    part.partition_index,
+                    Replica(part.partition_size, part.offset_lag, part.is_future_key),
+                )
+                for topic in one.topics
+                for part in topic.partitions
+            ]
+            for one in client.ask(DESCRIBE, 4, topics=None).results
+        }
 
 
 @pytest.mark.slow

@@ -182,7 +182,7 @@ def test_e91_a_lower_limit_lets_one_step_end(dirs):
 
 @pytest.mark.move("E50")
 def test_e50_the_lag_grows_while_producers_are_faster_than_the_limit(dirs):
-    """The limit stays. When they are slower than it, the lag falls, and the move ends."""
+    """Also one that is lowered meanwhile. When they are slower than it, the move ends."""
     large = data_batch(LARGE)
     dirs.create("t")
     dirs.limit(2 * len(large))
@@ -204,6 +204,16 @@ def test_e50_the_lag_grows_while_producers_are_faster_than_the_limit(dirs):
             size, behind, is_future = client.where("t")[str(dirs.b)]
             assert is_future
             assert behind == LARGE * (produced - size // len(large))
+
+        dirs.limit(1)  # two more batches at most, whatever the time: the next is due in a day
+        before = lag()
+        for _ in range(5):
+            assert partition.produce(large) == Appended(0, LARGE * produced)
+            produced += 1
+        size, behind, is_future = client.where("t")[str(dirs.b)]
+        assert is_future
+        assert behind == LARGE * (produced - size // len(large)) >= before + 3 * LARGE
+        dirs.limit(8 * len(large))
 
         end = LARGE * produced
         while behind >= 0:

@@ -283,6 +283,13 @@ def test_e66_retention_and_settings_apply_during_a_move(dirs):
         assert [offset for offset, _ in contents(partition)] == [*range(start, 6_000)]
         set_config(dirs.bootstrap, "t", "retention.bytes", str(5 * len(BATCH)))
         wait_until(lambda: partition.list_offset(EARLIEST)[2] > start, what=lambda: "retention")
+        start = partition.list_offset(EARLIEST)[2]
+    dirs.wait_clean("t", "b/0")
+    dirs.broker.kill()
+    dirs.broker.start()
+    with dirs.partition("t") as partition:
+        assert partition.list_offset(EARLIEST)[2] >= start
+        assert contents(partition)[-1][0] == 5_999
 
 
 @pytest.mark.move("E38", "E88")

@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.moves.conftest import TwoDirs
+from kit.judges.log_dirs_client import ALTER
 from kit.judges.partition_client import Appended, data_batch
+from kit.judges.raw_client import build, message_class, nested, read_response, request_frame
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
+from logmirror.broker.apis import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from kit.judges.log_dirs_client import LogDirsClient
 
 NONE, UNKNOWN, INVALID_TOPIC, STORAGE, NO_DIR = 0, 3, 17, 56, 57
 BATCH = data_batch(100)
@@ -156,6 +161,40 @@ def test_e11_the_last_of_several_targets_counts(dirs):
         assert found == {("t", 0): NONE, ("t", 1): NONE, ("t", 2): NO_DIR}
         dirs.wait_in("t", dirs.b, 1)
         assert [*client.where("t", 0)] == [str(dirs.a)]
+
+
+@pytest.mark.move("E18")
+def test_e18_other_versions_end_the_connection_and_move_nothing(dirs):
+    dirs.create("t")
+    assert VERSIONS[ALTER] == (1, 2)
+    for version in (0, 3):
+        with dirs.client() as client:
+            send_in_version(client, "t", dirs.b, version)
+            assert client.is_closed(), version
+    with dirs.client() as client:
+        assert client.where("t") == {str(dirs.a): (0, 0, False)}
+        for version, target in ((1, dirs.b), (2, dirs.a)):
+            send_in_version(client, "t", target, version)
+            _, response = read_response(ALTER, version, client.receive_frame())
+            [topic] = response.results
+            assert (topic.topic_name, topic.partitions[0].error_code) == ("t", NONE)
+            dirs.wait_in("t", target)
+
+
+def send_in_version(client: LogDirsClient, topic: str, target: Path, version: int) -> None:
+    """Request a move; version 0 is as version 1, and versions above 2 as version 2."""
+    known = max(1, min(version, 2))
+    partitions = build(
+        nested(ALTER, known, "request", "AlterReplicaLogDirTopic"), name=topic, partitions=(0,)
+    )
+    wanted = build(
+        nested(ALTER, known, "request", "AlterReplicaLogDir"),
+        path=str(target),
+        topics=(partitions,),
+    )
+    request = build(message_class(ALTER, known, "request"), dirs=(wanted,))
+    frame = request_frame(ALTER, known, request)
+    client.send_frame(frame[:2] + version.to_bytes(2) + frame[4:])
 
 
 def ask_at_once(dirs: TwoDirs, *targets: Path, meanwhile: Callable[[], object]) -> None:
@@ -299,7 +338,12 @@ def test_e46_damage_in_the_source_fails_the_move_which_begins_again(dirs, how):
         assert f"position={len(BATCH)}" in log.read_text()
         size, lag, is_future = client.where("t")[str(dirs.b)]
         assert (size, lag, is_future) == (len(BATCH), 5_900, True)
-        assert partition.produce(BATCH) == Appended(0, 6_000)
+        for number in (60, 61):
+            assert partition.produce(BATCH) == Appended(0, 100 * number)
+            assert client.where("t") == {
+                str(dirs.a): ((number + 1) * len(BATCH), 0, False),
+                str(dirs.b): (size, 100 * number, True),  # what it lacks
+            }
         path.write_bytes(sound)
         if how == "requested":
             assert client.move_one("t", dirs.b) == NONE

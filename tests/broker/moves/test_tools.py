@@ -10,14 +10,24 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    ConfigSource,
+    ResourceType,
+)
 
 from broker.moves.conftest import TwoDirs
+from broker.moves.test_commands import allow
+from broker.moves.test_cordoned import cordon
 from broker.moves.test_requests import fill
 from broker.test_log_dirs import start, write
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
+from kit.servers.machine import HOST
 from logmirror.broker.dynamic_configs import MOVE_RATE
+from logmirror.broker.security.users import put_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +36,15 @@ if TYPE_CHECKING:
     from kit.servers.apache import ApacheTools
 
 pytestmark = pytest.mark.slow
+
+RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+LOGIN = """\
+security.protocol=SASL_PLAINTEXT
+sasl.mechanism=SCRAM-SHA-256
+sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required \
+username="alice" password="secret";
+"""
 
 
 def described(tools: ApacheTools, bootstrap: str, *arguments: str) -> dict[str, dict[str, Any]]:
@@ -82,13 +101,17 @@ def test_no_reassignment_is_in_progress(apache_tools, embedded):
 
 
 class Plan:
-    """A plan of moves, and the tool that carries it out."""
+    """A plan of moves, and the tool that carries it out.
+
+    Attributes:
+        options: Of the tool, for each action.
+    """
 
     def __init__(
         self, tools: ApacheTools, dirs: TwoDirs, path: Path, target: Path, count: int = 2
     ) -> None:
         self._tools, self.path = tools, path
-        self._at = ("--bootstrap-server", dirs.bootstrap)
+        self.options: tuple[str, ...] = ("--bootstrap-server", dirs.bootstrap)
         partitions = [
             {"topic": "t", "partition": number, "replicas": [1], "log_dirs": [str(target)]}
             for number in range(count)
@@ -98,13 +121,13 @@ class Plan:
     def run(self, *action: str) -> list[str]:
         """Run an action; returns what it prints."""
         plan = ("--reassignment-json-file", str(self.path))
-        found = self._tools.run("kafka-reassign-partitions", *self._at, *plan, *action)
+        found = self._tools.run("kafka-reassign-partitions", *self.options, *plan, *action)
         return found.stdout.splitlines()
 
     def refused(self) -> list[str]:
         """Execute a plan that is refused; returns what the tool prints."""
         plan = ("--reassignment-json-file", str(self.path), "--execute")
-        found = self._tools.run("kafka-reassign-partitions", *self._at, *plan, check=False)
+        found = self._tools.run("kafka-reassign-partitions", *self.options, *plan, check=False)
         assert found.returncode == 1
         return [*found.stdout.splitlines(), *found.stderr.splitlines()]
 
@@ -121,7 +144,7 @@ def dirs(tmp_path: Path) -> Iterator[TwoDirs]:
 
 @pytest.mark.move("E86", "E89", "E92", "E96", "E97")
 def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_path):
-    dirs.create("t", 2)
+    dirs.create("t", 2, max_message_bytes="9000000")
     fill(dirs, "t")
     plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
 
@@ -161,25 +184,35 @@ def test_e96_the_tool_moves_limits_cancels_and_verifies(apache_tools, dirs, tmp_
     dirs.wait_clean("t", "b c/0", "b c/1")
 
     dirs.limit(1)
-    assert limit(dirs) == "1"
+    assert "The inter-broker throttle limit was set to 5 B/s" in plan.run(
+        "--execute", "--throttle", "5"
+    )
+    of_topic = {"max.message.bytes": "9000000"}
+    rates = {MOVE_RATE: "1", **dict.fromkeys(RATES, "5")}
+    assert own_settings(dirs) == rates | {REPLICAS[0]: "0:1,1:1", REPLICAS[1]: ""} | of_topic
     found = plan.run("--verify")
     assert "Reassignment of replica t-0-1 completed successfully." in found
     assert "Clearing broker-level throttles on broker 1" in found
     assert "Clearing topic-level throttles on topic t" in found
-    assert limit(dirs) is None
+    assert own_settings(dirs) == of_topic
     dirs.move("t", dirs.a)  # at 1 B/s it would take an hour and more
     dirs.broker.kill()
     dirs.broker.start()
-    assert limit(dirs) is None
+    assert own_settings(dirs) == of_topic
 
 
-def limit(dirs: TwoDirs) -> str | None:
-    """The limit of moves that is set; None: the default applies, which is no limit."""
-    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
+def own_settings(dirs: TwoDirs) -> dict[str, str]:
+    """What is set of the broker and of the topic `t`, where no default applies."""
+    of_broker, of_topic = ConfigResource.Type.BROKER, ConfigResource.Type.TOPIC
+    resources = [ConfigResource(of_broker, "1"), ConfigResource(of_topic, "t")]
+    set_by = {ConfigSource.DYNAMIC_BROKER_CONFIG.value, ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
     admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
-    found = admin.describe_configs([resource])[resource].result(20)[MOVE_RATE]
-    is_set = found.source == ConfigSource.DYNAMIC_BROKER_CONFIG.value
-    return found.value if is_set else None
+    return {
+        name: one.value
+        for found in admin.describe_configs(resources).values()
+        for name, one in found.result(20).items()
+        if one.source in set_by
+    }
 
 
 @pytest.mark.move("E1")
@@ -196,8 +229,57 @@ def test_the_tool_names_the_error_of_a_directory_that_is_offline(apache_tools, d
     away = dirs.b.rename(tmp_path / "away")
     assert_refused(plan, "KafkaStorageException")
     away.rename(dirs.b)
+    assert_unmoved(dirs)
+
+
+def test_the_tool_names_the_error_of_a_directory_that_is_cordoned(apache_tools, dirs, tmp_path):
+    dirs.create("t", 2)
+    fill(dirs, "t", 3)
+    plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
+    cordon(dirs, dirs.b)
+    assert_refused(plan, "InvalidReplicaAssignmentException")
+    assert_unmoved(dirs)
+    cordon(dirs)
+    plan.run("--execute")
+    dirs.wait_in("t", dirs.b)
+
+
+@pytest.mark.move("E16")
+def test_the_tool_names_a_missing_permission(apache_tools, tmp_path):
+    """The tool needs Alter on the cluster for another request first; it has the same code, 31."""
+    with EmbeddedBroker(
+        tmp_path / "broker",
+        protocols=("PLAINTEXT", "SASL_PLAINTEXT"),
+        more_log_dirs=[str(tmp_path / "b")],
+        super_users=["User:ANONYMOUS"],
+    ) as broker:
+        dirs = TwoDirs(broker, broker.log_dir, tmp_path / "b")
+        dirs.create("t", 2)
+        fill(dirs, "t", 3)
+        put_user(broker.log_dir, "alice", "secret")
+        admin = AdminClient({"bootstrap.servers": dirs.bootstrap})
+        allow(admin, ResourceType.TOPIC, "t", AclOperation.DESCRIBE)
+        allow(admin, ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
+        plan = Plan(apache_tools, dirs, tmp_path / "plan.json", dirs.b)
+        login = tmp_path / "client.properties"
+        login.write_text(LOGIN)
+        address = f"{HOST}:{broker.port_of('SASL_PLAINTEXT')}"
+        as_admin = plan.options
+        plan.options = ("--bootstrap-server", address, "--command-config", str(login))
+        found = plan.refused()
+        assert_unmoved(dirs)
+        for number in (0, 1):
+            assert f"t-{number}: CLUSTER_AUTHORIZATION_FAILED" in found
+        plan.options = as_admin
+        plan.run("--execute")
+        dirs.wait_in("t", dirs.b)
+
+
+def assert_unmoved(dirs: TwoDirs) -> None:
+    """Check that both partitions are where they were, and no copy is made or was."""
     with dirs.client() as client:
         assert [*client.where("t")] == [*client.where("t", 1)] == [str(dirs.a)]
+    assert not [*dirs.b.glob("t/*")]
 
 
 def assert_refused(plan: Plan, error: str) -> None:

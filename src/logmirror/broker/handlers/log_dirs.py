@@ -292,18 +292,22 @@ def _is_in(broker: Broker, topic: Topic | None, number: int, place: str) -> bool
 async def alter_partition_reassignments(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
 ) -> bytes:
-    """Handle AlterPartitionReassignments."""
+    """Handle AlterPartitionReassignments.
+
+    Without permission each partition gets the error too, as in Apache Kafka: its tool counts them.
+    """
     kind = response_kind(Api.ALTER_PARTITION_REASSIGNMENTS, header.version)
     turns = Turns()
     denied = broker.authorizer.refusal(caller, Api.ALTER_PARTITION_REASSIGNMENTS)
     responses = []
-    for topic in () if denied else request.topics:
+    for topic in request.topics:
         known = broker.topics.by_name.get(topic.name)
         count = len(known.logs) if known is not None else 0
         partitions = []
         for wanted in topic.partitions:
             await turns.took()
-            code, reason = _reassigned(broker, count, wanted)
+            refusal = (denied, denied.name) if denied else None
+            code, reason = refusal or _reassigned(broker, count, wanted)
             partitions.append(
                 kind.entity(
                     "ReassignablePartitionResponse",

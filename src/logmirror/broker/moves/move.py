@@ -143,6 +143,9 @@ class Move:
     failed_bytes: int = 0
     """What was copied when it failed."""
 
+    followed_bytes: int = 0
+    """The size of the log up to `next_offset`, since it follows."""
+
     is_prepared: bool = False
     is_durable: bool = False
     """Following: everything that was copied before is durable."""
@@ -207,7 +210,9 @@ class Move:
                 "a move cannot enter this state", state=self._state.value, wanted=state.value
             )
         if failure is not None:
-            self.failed_bytes, self.failure = self.copied_bytes, failure
+            is_followed = self._state is MoveState.FOLLOWING
+            self.failed_bytes = self.followed_bytes if is_followed else self.copied_bytes
+            self.failure = failure
         self._state = state
 
     @property

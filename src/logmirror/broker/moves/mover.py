@@ -317,7 +317,8 @@ class Moves:
         if tail is not None and copy is not None:
             self.counts.copied_bytes += copy.append(tail.size_bytes, tail.size_bytes)
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
-        move.next_offset, whole = log.log_end, Whole.of(log)
+        move.next_offset, move.followed_bytes = log.log_end, log.size_bytes
+        whole = Whole.of(log)
         move.enter(MoveState.FOLLOWING)
         move.whole = whole
         try:
