@@ -366,7 +366,8 @@ def test_stock_clients_set_retention_and_find_old_records_gone(
     while not _sealed(tmp_path, log_bucket, topic_name, last=9):  # young ones would keep them
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    produce(broker.bootstrap, topic_name, [Message(value=b"young", timestamp_ms=now_ms)] * 5)
+    young = [Message(value=b"young %d" % n, timestamp_ms=now_ms) for n in range(10, 15)]
+    assert produce(broker.bootstrap, topic_name, young) == list(range(10, 15))
     _alter(broker, topic_name, retention_ms=str(HOUR_MS // 2), retention_bytes="1000000")
 
     with PartitionClient(broker.bootstrap, topic_name) as partition:
@@ -377,7 +378,8 @@ def test_stock_clients_set_retention_and_find_old_records_gone(
         assert partition.list_offset(now_ms - HOUR_MS)[1:] == (now_ms, 10)
     for _ in range(2):
         rows = list(rows_by_librdkafka(broker.bootstrap, topic_name, start=10))
-        assert [(row.offset, row.value) for row in rows] == [(n, b"young") for n in range(10, 15)]
+        wanted = [(n, b"young %d" % n) for n in range(10, 15)]
+        assert [(row.offset, row.value) for row in rows] == wanted
         with PartitionClient(broker.bootstrap, topic_name) as partition:
             assert partition.fetch(9).error_code == OFFSET_OUT_OF_RANGE
         broker.kill()

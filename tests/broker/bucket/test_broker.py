@@ -14,9 +14,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.judges.commits import commit_files, committed
 from kit.runs.bucket_load import PARTITIONS, Load, create, stored
 from kit.servers.bucket_broker import BucketBroker
+from kit.servers.s3 import LOG_DIR
 from kit.tiers import all_but, sized
 from logmirror.failpoints import BUCKET_POINTS
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 SMALL = ("--override", "log.segment.bytes=100000")
 KILLS = sized(3, 8, 30)
+RECORDS_PER_S = 1_000
 
 
 @pytest.fixture
@@ -295,15 +299,41 @@ def test_a_crash_at_each_step_loses_nothing(brokers, point):
     assert found == {at: v for at, v in load.acked.items() if at[0] or at[1] >= start}
 
 
+def requests_per_s(broker: BucketBroker, proxy: S3Proxy, topic: str, partitions: int) -> float:
+    """The requests of all kinds that arrive at the store while all partitions are written to."""
+    create(broker, topic, partitions)
+    with Load(broker.bootstrap, topic, per_s=RECORDS_PER_S, partitions=partitions) as load:
+        load.wait_for(RECORDS_PER_S)  # the client has found the topic
+        before, began_s = proxy.count, time.monotonic()
+        load.wait_for(3 * RECORDS_PER_S)
+        found = (proxy.count - before) / (time.monotonic() - began_s)
+    assert load.flush() == 0
+    assert load.failures == []
+    assert {partition for partition, _ in load.acked} == set(range(partitions))
+    return found
+
+
+def partitions_per_commit(log_dir: Path) -> float:
+    """How many partitions share a commit object, on average; of topics with several."""
+    commits = [{one.partition for one in committed(path)} for path in commit_files(log_dir)]
+    counts = [len(found) for found in commits if found - {0}]
+    return sum(counts) / len(counts)
+
+
 def test_requests_do_not_grow_with_partitions(brokers, s3_server, bucket):
-    broker = brokers("--commit-interval-ms", "200").start()
-    create(broker, "wide", 200)
-    commits = s3_server.files(bucket) / "kafka/.logmirror/broker/commits"
-    before, began = len(list(commits.iterdir())), time.monotonic()
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
-    for number in range(4_000):
-        producer.produce("wide", value=b"%d" % number, partition=number % 200)
-        producer.poll(0)
-    assert producer.flush(60) == 0
-    made, took = len(list(commits.iterdir())) - before, time.monotonic() - began
-    assert made <= took / 0.2 + 3
+    """The same load for as long. No segment is full or old in that time."""
+    interval_ms = 200
+    options = ("--override", "log.segment.bytes=100000000")
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        broker = brokers(
+            "--commit-interval-ms", str(interval_ms), *options, endpoint=proxy.endpoint
+        ).start()
+        one = requests_per_s(broker, proxy, "one", 1)
+        wide = requests_per_s(broker, proxy, "wide", 500)
+    # In an interval, 200 records of as many partitions arrive; more, if the machine is busy.
+    assert partitions_per_commit(s3_server.files(bucket) / LOG_DIR) > 50
+    # A busy machine makes fewer commits than it may. A request for each commit of a partition would
+    # be 1,000 per second.
+    assert max(one, wide) < 2 * min(one, wide)
+    # Beside commits there are heartbeats, listings, and what begins and ends in the window.
+    assert max(one, wide) < 1_000 / interval_ms + 3

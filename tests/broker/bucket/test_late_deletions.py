@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kit.servers.bucket_broker import BucketBroker
 
 TIMEOUT_S = 60
+OUT_OF_RANGE = 1
 RECORDS = 600
 START = 350
 """Where DeleteRecords leaves the log start; within a segment."""
@@ -73,9 +74,18 @@ def from_offset(records: Records, start: int) -> Records:
     return {offset: value for offset, value in records.items() if offset >= start}
 
 
+def is_out_of_range(broker: BucketBroker, offset: int) -> bool:
+    with PartitionClient(broker.bootstrap, "t") as partition:
+        return int(partition.fetch(offset).error_code) == OUT_OF_RANGE
+
+
 def objects(root: Path) -> set[Path]:
     """The sealed segments in the bucket."""
     return set(root.rglob("t@*/**/*.batches"))
+
+
+def first_offset(path: Path) -> int:
+    return int(path.name[:20])
 
 
 def check_chain(root: Path) -> None:
@@ -153,6 +163,43 @@ def test_a_paused_owner_that_deletes_takes_nothing_from_the_next_one(
     again = machines().start()
     assert read(again) == records
     assert again.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_kill_between_the_deletions_of_retention_brings_nothing_back(machines, s3_server, bucket):
+    """The deletion of the second object is held back: one is gone, and two are still there."""
+    root = s3_server.files(bucket)
+    before = machines().start()
+    create_topic(before.bootstrap, "t", 1, {})
+    records = produce(before, "first")
+    wait_until(lambda: len(objects(root)) == 6, what=lambda: f"{objects(root)}")
+    before.kill()
+    here = sorted(objects(root))
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        killed = machines(*RETENTION, endpoint=proxy.endpoint)
+        with proxy.holding(here[1].name.encode(), {"DeleteObject"}):
+            killed.start()
+            wait_until(lambda: proxy.held > 0, what=lambda: "a request that is held")
+            start = start_of(killed)
+            assert set(here) - objects(root) == {here[0]}
+            assert start == first_offset(here[3])
+            killed.kill()
+            records = from_offset(records, start)
+            second = machines().start()
+            assert start_of(second) == start
+            assert read(second) == records
+            assert is_out_of_range(second, start - 1)
+            wait_until(
+                lambda: all(first_offset(one) >= start for one in objects(root)),
+                what=lambda: f"the others' deletion: {objects(root)}",
+            )
+    records |= produce(second, "second")  # what was held may arrive now
+    second.kill()
+    third = machines().start()
+    assert start_of(third) == start
+    assert read(third) == records
+    assert is_out_of_range(third, 0)
+    assert third.stop() == 0
 
 
 def taken_over(

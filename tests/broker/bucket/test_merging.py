@@ -143,6 +143,29 @@ def test_records_of_a_merged_segment_are_at_most_a_day_apart(brokers, s3_server,
     assert read(broker) == acked
 
 
+@pytest.mark.slow
+def test_a_cold_read_of_merged_segments_takes_few_requests(brokers, s3_server, bucket):
+    root = s3_server.files(bucket)
+
+    def gets_of_a_cold_read() -> int:
+        """From a machine without files, by a broker that merges nothing."""
+        with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+            broker = brokers(*SMALL, endpoint=proxy.endpoint).start()
+            before = proxy.asked["GetObject"]
+            assert read(broker) == acked
+            found = proxy.asked["GetObject"] - before
+            assert broker.stop() == 0
+        return found
+
+    acked = written(brokers(*SMALL), root, lambda _: NOW_MS)
+    count = len(list(root.rglob("*.batches")))
+    assert gets_of_a_cold_read() >= count
+    merging = brokers().start()
+    until(lambda: len(list(root.rglob("*.batches"))) <= count // 3)
+    assert merging.stop() == 0
+    assert gets_of_a_cold_read() <= len(list(root.rglob("*.batches")))
+
+
 @pytest.mark.parametrize("point", ["", *MERGE_POINTS, "bucket.deleted"])
 def test_small_segments_become_large_ones(brokers, s3_server, bucket, point):
     root = s3_server.files(bucket)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.bucket.test_logs import FOLDER, TOPIC, Machine, row
+from kit.fakes.s3_proxy import Fault
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.partition_client import PartitionClient
 from kit.runs.commands import wait_until
@@ -112,8 +113,8 @@ def bytes_of(ranges: list[FileRange]) -> bytes:
 def test_whatever_is_asked_for_it_gets_the_segments_bytes(tmp_path):
     async def act(cold: Cold) -> None:
         assert len(cold.content) > 2 * INDEXED_BYTES
-        chance = random.Random(2)
-        for _ in range(300):
+        chance, index = random.Random(2), f"{INDEXES}/{object_name(FOLDER, 0, BATCHES)}"
+        for number in range(300):
             cold.forget()
             offset = chance.choice((0, BATCHES - 1, chance.randrange(BATCHES)))
             limit = chance.choice((1, 50_000, MIB, 3 * MIB, 50 * MIB))
@@ -127,6 +128,7 @@ def test_whatever_is_asked_for_it_gets_the_segments_bytes(tmp_path):
             assert start + len(found) in {end for _, end in cold.bounds.values()}
             assert not cold.is_here()
             assert ("open", object_name(FOLDER, 0, BATCHES)) not in cold.asked
+            assert (("read", index) in cold.asked) == (number == 0), "an index is fetched once"
 
     run(tmp_path, act)
 
@@ -291,7 +293,14 @@ def test_a_client_that_reads_one_old_record_costs_a_part(proxied, topic_name):
     with PartitionClient(bootstrap, topic_name) as partition:
         response = partition.fetch(200, max_bytes=10_000)
         assert response.error_code == 0
-    assert found.proxy.asked["GetObject"] == asked + 2  # the index, and a part
+        assert found.proxy.asked["GetObject"] == asked + 2  # the index, and a part
+        spoiled = found.proxy.spoiled
+        found.proxy.spoil(Fault("503", "GetObject", times=1_000, part="/indexes/"))
+        response = partition.fetch(10, max_bytes=10_000)  # of the same segment
+        assert response.error_code == 0
+        assert found.proxy.asked["GetObject"] > asked + 2
+        assert found.proxy.spoiled == spoiled, "the index is fetched again"
+        found.proxy.spoil()
     rows = list(rows_by_librdkafka(bootstrap, topic_name))
     assert [(row.offset, row.key, row.value) for row in rows] == [
         (n, message.key, message.value) for n, message in enumerate(sent)

@@ -1,13 +1,22 @@
-"""Goal: a start reads thousands of commits within seconds, and refuses a store that replaces."""
+"""Goal: a start reads thousands of commits within seconds, refuses a store that replaces objects,
+and opens no partition whose records are missing.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
 
 from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.clients import Message, produce, rows_by_librdkafka
+from kit.judges.commits import commit_files, committed
+from kit.judges.partition_client import PartitionClient
+from kit.runs.commands import wait_until
 from kit.servers.bucket_broker import BucketBroker
 from logmirror.broker.bucket.bundles import BUNDLES, Bundler
 from logmirror.broker.bucket.chain import COMMITS, commit_name
@@ -16,12 +25,19 @@ from logmirror.broker.bucket.recovery import take_over
 from logmirror.stores.s3 import S3Store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from broker.bucket.conftest import Proxied
     from kit.servers.s3 import S3Server
 
 COUNT = 5_000
 USAGE = 2
+PARTITIONS, RECORDS = 4, 5
+GONE = (0, 1, RECORDS - 2)
+"""Of each of the first partitions, the offset whose object is removed."""
+
+STORAGE = 56
 READ_CPU_S = 8.0
 """Read one by one, they take 18 s of one core, most of them for the requests."""
 
@@ -79,3 +95,82 @@ def test_a_store_without_create_only_writes_is_refused(
     assert "Traceback" not in log
     names = [path.name for path in s3_server.files(bucket).rglob("*") if path.is_file()]
     assert all(name.endswith(("-in-turn", "-at-once", "create-only")) for name in names), names
+
+
+def value(partition: int, number: int) -> bytes:
+    return b"%d-%d " % (partition, number) + b"x" * 900
+
+
+def rows(of: Proxied, partition: int) -> list[tuple[int, bytes | None]]:
+    found = rows_by_librdkafka(of.broker.bootstrap, "t", partition=partition)
+    return [(row.offset, row.value) for row in found]
+
+
+def wanted(partition: int, count: int = RECORDS) -> list[tuple[int, bytes | None]]:
+    return [(number, value(partition, number)) for number in range(count)]
+
+
+def write(of: Proxied) -> dict[int, list[Path]]:
+    """Write to each partition; returns its objects, which have all records but the last one."""
+    of.create_topic("t", {"segment.bytes": "1024"}, partitions=PARTITIONS)
+    of.create_topic("other", {})
+    producer = Producer({"bootstrap.servers": of.broker.bootstrap, "linger.ms": 0})
+
+    def send(number: int) -> None:
+        for partition in range(PARTITIONS):
+            producer.produce("t", value(partition, number), partition=partition)
+        assert producer.flush(60) == 0
+
+    def in_commits() -> list[int]:
+        return [one.first for path in commit_files(of.files) for one in committed(path)]
+
+    for number in range(RECORDS - 1):
+        send(number)
+    wait_until(lambda: not in_commits(), what=lambda: f"offsets {in_commits()} are in commits")
+    found = {number: of.matching(f"t@*/{number}/*.batches") for number in range(PARTITIONS)}
+    assert {len(paths) for paths in found.values()} == {RECORDS - 1}
+    send(RECORDS - 1)
+    produce(of.broker.bootstrap, "other", [Message(value=b"other")])
+    return found
+
+
+@pytest.mark.slow
+def test_a_partition_with_missing_records_is_not_opened_and_all_others_are_served(
+    proxied: Callable[..., Proxied], s3_server: S3Server
+) -> None:
+    """The first object of one, one in between, and the last one. They may be restored."""
+    found, client = proxied(commit_age_ms=2_000), s3_server.client()
+    objects = write(found)
+    assert found.broker.stop() == 0
+    removed = {}
+    for partition, number in enumerate(GONE):
+        path = objects[partition][number]
+        bucket, _, key = path.relative_to(s3_server.files("")).as_posix().partition("/")
+        removed[bucket, key] = path.read_bytes()
+        client.delete_object(Bucket=bucket, Key=key)
+    found.broker.start()
+
+    admin = AdminClient({"bootstrap.servers": found.broker.bootstrap})
+    partitions = admin.list_topics(timeout=30).topics["t"].partitions
+    served = PARTITIONS - 1
+    leaders = {number: one.leader for number, one in partitions.items()}
+    assert leaders == dict.fromkeys(range(served), -1) | {served: 1}
+    log = found.broker.log.read_text()
+    gaps = re.findall(r"(?s)t-(\d): offline.*?CorruptionError: [^\n]*expected=(\d)", log)
+    assert [(int(partition), int(gap)) for partition, gap in gaps] == list(enumerate(GONE))
+    assert rows(found, served) == wanted(served)
+    more = Message(value=value(served, RECORDS))
+    assert produce(found.broker.bootstrap, "t", [more], partition=served) == [RECORDS]
+    assert rows(found, served) == wanted(served, RECORDS + 1)
+    [other] = rows_by_librdkafka(found.broker.bootstrap, "other")
+    assert other.value == b"other"
+    with PartitionClient(found.broker.bootstrap, "t") as first:
+        response = first.fetch(0)
+        assert (response.error_code, response.records or b"") == (STORAGE, b"")
+
+    assert found.broker.stop() == 0
+    for (bucket, key), data in removed.items():
+        client.put_object(Bucket=bucket, Key=key, Body=data)
+    found.broker.start()
+    for number in range(served):
+        assert rows(found, number) == wanted(number)

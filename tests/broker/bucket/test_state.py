@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -23,15 +23,23 @@ from confluent_kafka.admin import (
 )
 
 from kit.judges.clients import rows_by_librdkafka
+from kit.judges.quota_requests import alter, describe
+from kit.judges.raw_client import RawClient
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.machine import HOST, free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kit.judges.quota_requests import Named
     from kit.servers.s3 import S3Server
 
 TOPIC = "orders"
+TOPICS = [TOPIC, "bills"]
+QUOTAS: list[tuple[Named, dict[str, float | None]]] = [
+    ([("client-id", None)], {"producer_byte_rate": 2_000_000.0, "request_percentage": 150.0}),
+    ([("user", "reader")], {"consumer_byte_rate": 1_000_000.0}),
+]
 TIMEOUT_S = 20
 PASSWORD = "secret"
 ACL = AclBinding(
@@ -102,6 +110,16 @@ class Machine(BucketBroker):
         return KafkaError._AUTHENTICATION in errors  # noqa: SLF001  # as above
 
 
+def identities(broker: BucketBroker) -> tuple[str, dict[str, str], object]:
+    """The cluster ID, the topic IDs and the client quotas, as clients see them."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    cluster = admin.describe_cluster().result(TIMEOUT_S).cluster_id
+    topics = admin.describe_topics(TopicCollection(TOPICS))
+    ids = {name: str(found.result(TIMEOUT_S).topic_id) for name, found in topics.items()}
+    with RawClient(broker.port) as client:
+        return cluster, ids, describe(client)
+
+
 @pytest.fixture
 def two_machines(tmp_path: Path, s3_server: S3Server, bucket: str):
     """Two brokers on one bucket, neither of them running."""
@@ -116,6 +134,30 @@ def transactional(bootstrap, transactional_id):
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()
     return producer
+
+
+def test_the_cluster_its_topics_and_quotas_are_the_same_on_another_machine(two_machines):
+    first, second = two_machines
+    first.start()
+    admin = AdminClient({"bootstrap.servers": first.bootstrap})
+    for done in admin.create_topics([NewTopic(name, 2, 1) for name in TOPICS]).values():
+        done.result(TIMEOUT_S)
+    with RawClient(first.port) as client:
+        assert alter(client, *QUOTAS) == [0] * len(QUOTAS)
+    wanted = identities(first)
+    cluster, ids, quotas = wanted
+    assert cluster
+    assert len({*ids.values()}) == len(TOPICS)
+    assert quotas == (0, QUOTAS)
+    first.kill()
+
+    second.start()
+    assert identities(second) == wanted
+    with RawClient(second.port) as client:
+        assert alter(client, (QUOTAS[0][0], dict.fromkeys(QUOTAS[0][1]))) == [0]
+    second.kill()
+    first.start()
+    assert identities(first) == (cluster, ids, (0, QUOTAS[1:]))
 
 
 def test_users_acls_settings_and_transactions_outlive_the_machine(two_machines):
