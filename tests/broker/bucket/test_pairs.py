@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kit.runs.bucket_pairs import Bucket
 
 pytestmark = pytest.mark.slow
-_MEMORY: Final = "/dev/shm"  # a new folder is created there
 HOW: Final = ("crashed before", "crashed after", "paused", "late")
 """The first owner crashed before or after a request, and the other one took over; or it was paused
 there, the other one took over, and it continued, or crashed after this request."""
@@ -58,6 +57,7 @@ class Counted:
         pairs: The same, with each kind of fault that a run had.
         faults: How often a request of some kind met some fault.
         races: Requests that found what another owner had created.
+        clients: What happened to idempotent producers.
     """
 
     def __init__(self) -> None:
@@ -65,10 +65,12 @@ class Counted:
         self.pairs: Counter[tuple[str, str, str]] = Counter()
         self.faults: Counter[tuple[str, str]] = Counter()
         self.races: Counter[str] = Counter()
+        self.clients: Counter[str] = Counter()
 
     def add(self, plan: Plan, bucket: Bucket) -> None:
         """Count a run."""
         happened = bucket.happened
+        self.clients += bucket.clients.happened
         faults = {(one.kind, one.what) for one in happened if one.what in {REFUSED, LOST, SHORT}}
         exists = {(one.kind, EXISTS) for one in happened if one.what == EXISTS}
         self.faults.update(faults | exists)
@@ -135,6 +137,7 @@ def test_every_crash_point_meets_every_fault_with_two_owners(folder):
     assert [point for point in points if not counted.points[point]] == []
     assert [pair for pair in _wanted() if not counted.pairs[pair]] == []
     assert sized(_RACES_OF_ALL, RACES, RACES) - counted.races.keys() == set()
+    assert min(counted.clients[one] for one in ("duplicate of another owner", "committed")) > 0
     if not IS_THIN:
         faults = [
             *itertools.product(KINDS, (REFUSED, LOST)),

@@ -1,21 +1,24 @@
 """Goal: what an owner of a bucket reports and serves is never taken back, by it or by the next one.
 
 Method: readers read from several brokers at every turn, by seeds and by plans. `bucket_watch` has
-the rules; for each of them a fault is planted that it must find.
+the rules, and `bucket_clients` those of idempotent and transactional producers; for each of them a
+fault is planted that it must find.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from kit.runs import bucket_requests
 from kit.runs.bucket_calls import REFUSED, Crashed
 from kit.runs.bucket_pairs import World, drawn, history, kinds_of
 from kit.runs.bucket_plans import FIRST, SECOND, Decision, Plan
 from kit.tiers import PLANTED, sized
-from logmirror.broker.bucket import logs
+from logmirror.broker.bucket import logs, opening
 from logmirror.broker.bucket.chain import Coverage
 from logmirror.broker.bucket.chain_writer import ChainWriter
 from logmirror.broker.bucket.commits import BucketCommit
@@ -25,11 +28,14 @@ from logmirror.broker.bucket.merging import Merger
 from logmirror.broker.bucket.opening import Opening
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.log.partition_log import PartitionLog
+from logmirror.broker.log.partition_transactions import Marker, PartitionTransactions
+from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.topics import Topics
 from logmirror.errors import FencedError
 from logmirror.wire.records import decode_reference, encode_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from kit.runs.bucket_pairs import Bucket
@@ -37,7 +43,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 _THIRD: Final = 3
 SEEDS: Final = sized(40, 300, 10_000)
-_MEMORY: Final = "/dev/shm"  # a new folder is created there
+_PLANTED_SEEDS: Final = 100
+_OFTEN: Final = ("duplicate", "duplicate of another owner", "committed", "aborted")
+_SELDOM: Final = ("REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "OUT_OF_ORDER_SEQUENCE_NUMBER")
+"""What happens to idempotent producers. The last one comes from replaced owners, or without
+flushes."""
 
 
 @pytest.fixture
@@ -50,6 +60,7 @@ def before(folder: Path) -> Bucket:
 @pytest.mark.timeout(sized(600, 600, 3_600))
 def test_no_seed_misleads_a_reader(folder, before):
     crashed = fenced = merged = compacted = reads = 0
+    clients: Counter[str] = Counter()
     for seed in range(SEEDS):
         world = drawn(seed, folder / str(seed), before)
         assert world.run() == [], f"seed {seed}"
@@ -59,10 +70,13 @@ def test_no_seed_misleads_a_reader(folder, before):
         merged += sum(one.merged for one in owners)
         compacted += sum(one.compacted for one in owners)
         reads += world.bucket.watch.reads
+        clients += world.bucket.clients.happened
         if seed % 50 == 0:
             gc.collect()  # open files, which cycles hold
     assert min(crashed, fenced, merged, compacted) > SEEDS / 4
     assert reads > 20 * SEEDS
+    assert min(clients[one] for one in _OFTEN) > SEEDS / 4
+    assert min(clients[one] for one in _SELDOM) > 0
 
 
 def plain(folder: Path, before: Bucket) -> Bucket:
@@ -214,6 +228,152 @@ def test_records_that_are_served_before_they_are_durable_are_found(folder, befor
     monkeypatch.setattr(PartitionLog, "_written", written)
     problems = World(folder / "run", Plan(), before).run()
     assert any("readable up to" in one for one in problems)
+
+
+def is_found(problem: str, folder: Path, before: Bucket) -> bool:
+    """Whether some seed finds a problem."""
+    return any(
+        problem in one
+        for seed in range(_PLANTED_SEEDS)
+        for one in drawn(seed, folder / str(seed), before).run()
+    )
+
+
+def _after_a_start(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[PartitionLog], object]
+) -> None:
+    open_log = Opening.open_log
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        opened = open_log(self, *arguments)
+        plant(opened.log)
+        return opened
+
+    monkeypatch.setattr(Opening, "open_log", planted)
+
+
+def _duplicates(monkeypatch: pytest.MonkeyPatch, **changed: Callable[[int], int]) -> None:
+    find = ProducerState.find_duplicate
+
+    def planted(self: Any, *arguments: Any, **more: Any) -> Any:
+        known = find(self, *arguments, **more)
+        if known is None:
+            return None
+        return known._replace(**{name: new(getattr(known, name)) for name, new in changed.items()})
+
+    monkeypatch.setattr(ProducerState, "find_duplicate", planted)
+
+
+def _none_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    _after_a_start(monkeypatch, lambda log: setattr(log, "producers", ProducerState()))
+
+
+def _none_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProducerState, "from_bytes", lambda *_: ProducerState())
+
+
+def _none_of_deleted_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "read_producers", lambda *_: None)
+
+
+@PLANTED
+@pytest.mark.parametrize(
+    ("plant", "problem"),
+    [
+        (_none_after_a_start, "is behind"),
+        (_none_stored, "is behind"),
+        (_none_of_deleted_records, "another response had"),
+    ],
+)
+def test_producers_that_a_takeover_does_not_restore_are_found(
+    folder, before, monkeypatch, plant, problem
+):
+    """C1, C2: a duplicate is stored."""
+    plant(monkeypatch)
+    assert is_found(problem, folder, before)
+
+
+@PLANTED
+def test_producers_without_their_last_batch_are_found(folder, before, monkeypatch):
+    """C3: the next batch is out of order for the next owner."""
+
+    def forget(log: PartitionLog) -> None:
+        for producer_id, known in log.producers.items():
+            log.producers._producers[producer_id] = known._replace(batches=known.batches[:-1])  # noqa: SLF001  # the planted bug
+
+    _after_a_start(monkeypatch, forget)
+    assert is_found("out of order", folder, before)
+
+
+@PLANTED
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"base_offset": lambda at: at + 1}, "another response had"),
+        ({"last_offset": lambda _: -1}, "is read as None"),
+        ({"last_offset": lambda at: at + 1_000}, "is not finished"),
+    ],
+    ids=["of another offset", "before it is readable", "never"],
+)
+def test_a_wrong_response_for_a_duplicate_is_found(folder, before, monkeypatch, changed, problem):
+    """C2, C4."""
+    _duplicates(monkeypatch, **changed)
+    assert is_found(problem, folder, before)
+
+
+@PLANTED
+def test_a_last_stable_offset_beyond_an_open_transaction_is_found(folder, before, monkeypatch):
+    """C5."""
+    monkeypatch.setattr(PartitionTransactions, "stable_end", lambda _, end, __: end)
+    assert is_found("undecided", folder, before)
+
+
+@PLANTED
+@pytest.mark.parametrize(
+    ("plant", "problem"),
+    [
+        (lambda log: log.producers.transactions.drop_ongoing(), "undecided"),
+        (lambda log: log.producers.transactions.drop_before(1 << 60), "committed are"),
+    ],
+    ids=["open", "aborted"],
+)
+def test_transactions_that_a_takeover_does_not_restore_are_found(
+    folder, before, monkeypatch, plant, problem
+):
+    """C5, C6."""
+    _after_a_start(monkeypatch, plant)
+    assert is_found(problem, folder, before)
+
+
+@PLANTED
+def test_markers_that_a_takeover_does_not_see_are_found(folder, before, monkeypatch):
+    """C5: the last stable offset is before that of the owner before."""
+    open_log = Opening.open_log
+
+    def blind(self: Any, *arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionTransactions, "ended", lambda *_, **__: None)
+            return open_log(self, *arguments)
+
+    monkeypatch.setattr(Opening, "open_log", blind)
+    assert is_found("last stable offset: A19", folder, before)
+
+
+@PLANTED
+def test_a_marker_that_is_not_written_is_found(folder, before, monkeypatch):
+    """C5: in the end."""
+    monkeypatch.setattr(bucket_requests, "marker_epoch", lambda *_: None)
+    assert is_found("last stable offset: 1", folder, before)
+
+
+@PLANTED
+def test_a_commit_that_is_written_as_an_abort_is_found(folder, before, monkeypatch):
+    """C6."""
+    packed = Marker.packed
+    monkeypatch.setattr(
+        Marker, "packed", lambda self, at: packed(self._replace(is_commit=False), at)
+    )
+    assert is_found("committed are", folder, before)
 
 
 def _removed_early(monkeypatch: pytest.MonkeyPatch) -> None:

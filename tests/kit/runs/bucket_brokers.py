@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import os
 import threading
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kit.runs.bucket_calls import Calls, Crashed
 from kit.runs.bucket_inline import Inline
+from kit.runs.bucket_reads import batches, committed, everything
 from logmirror.broker.bucket.logs import BucketLogs
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.log.batch_check import check_batch
@@ -38,12 +38,14 @@ from logmirror.errors import (
     OutcomeUnknownError,
     UnavailableError,
 )
-from logmirror.wire.records import Record, decode_reference, encode_reference
+from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
+    from kit.runs.bucket_clients import Clients
+    from kit.runs.bucket_reads import Batch
     from logmirror.broker.log.partition_log import PartitionLog
 
 PARTITIONS: Final = 2
@@ -54,6 +56,10 @@ _CACHE_BYTES: Final = (100_000, 1)
 
 _SEGMENT_BYTES: Final = 100_000
 _VALUE_BYTES: Final = 8
+_MAX_BATCH_BYTES: Final = 10_000
+_READ_BYTES: Final = 1 << 20
+_ROUNDS: Final = 3
+"""So often producers that finish send: batches, the end of a transaction, and what that needs."""
 
 
 class Report(NamedTuple):
@@ -66,10 +72,17 @@ class Report(NamedTuple):
     """None: nothing could be read now."""
 
     failure: Exception | None
+    stable: int
+    """The last stable offset."""
+
+    committed: dict[int, bytes] | None
+    """What a consumer with read_committed got; None: nothing could be read now."""
 
 
 class Sink(Protocol):
     """What an owner reports to, as it happens."""
+
+    clients: Clients
 
     def new_value(self) -> bytes:
         """Return a value of `_VALUE_BYTES` bytes."""
@@ -272,7 +285,7 @@ class Owner:
         values = [sink.new_value() for _ in range(count)]
         records = [Record(n, 1_000, 0, None, one, ()) for n, one in enumerate(values)]
         batch = memoryview(bytearray(encode_reference(records)))
-        first = log.append(batch, check_batch(batch, max_bytes=10_000))
+        first = log.append(batch, check_batch(batch, max_bytes=_MAX_BATCH_BYTES))
         for offset, value in enumerate(values, first):
             sink.appended(number, offset, value)
 
@@ -284,6 +297,25 @@ class Owner:
         log.when_acknowledged(log.log_end, lambda failure: report(sink.acked, failure))
         log.when_durable(log.log_end, lambda failure: report(sink.durable, failure))
         self.commits.schedule(log)
+
+    async def send(self, which: int, count: int, is_lost: bool) -> None:
+        """Let an idempotent producer send a batch; `rest` commits it with others."""
+        self.sink.clients.all[which].send(self, count, is_lost=is_lost)
+
+    async def end_transaction(self, which: int, is_commit: bool, is_lost: bool) -> None:
+        """Let a transactional producer end its transaction."""
+        self.sink.clients.all[which].end(self, is_commit=is_commit, is_lost=is_lost)
+
+    async def late(self, number: int) -> None:
+        """Let all producers wait too long, as `BucketCommit` does during an outage."""
+        self.logs[number].fail_waiters(OutcomeUnknownError("the bucket cannot be written"))
+
+    async def finish(self) -> None:
+        """Let all idempotent producers finish."""
+        for _ in range(_ROUNDS):
+            for one in self.sink.clients.all:
+                one.finish(self)
+            await self.rest()
 
     async def seal(self, number: int) -> None:
         """Complete the open segment of a partition; `rest` uploads it."""
@@ -348,16 +380,20 @@ class Owner:
         log = self.logs[number]
         segments = tuple((one.first, one.next_offset, one.version) for one in log.segments)
         files = frozenset(log.folder.iterdir()) if log.folder.exists() else None
-        return (log.log_start, log.high_watermark, log.durable, log.failure, segments, files)
+        ends = log.log_start, log.high_watermark, log.durable, log.last_stable_offset
+        return (*ends, log.failure, segments, files)
 
     def report(self, number: int) -> Report:
         """Read everything up to the high watermark, as Fetch requests would."""
         log = self.logs[number]
         facts = log.log_start, log.high_watermark, log.durable
+        stable = log.last_stable_offset
         try:
-            return Report(*facts, self._records(log), None)
+            found = self._records(log, log.log_start)
+            decided = self._records(log, log.log_start, is_committed=True)
+            return Report(*facts, found, None, stable, decided)
         except (LogmirrorError, OSError) as error:
-            return Report(*facts, None, error)
+            return Report(*facts, None, error, stable, None)
 
     def read(self, number: int, offset: int) -> bytes | None:
         """Read one record; its requests to the store never fail."""
@@ -370,23 +406,38 @@ class Owner:
             self.is_checking = False
         return None if found is None else found.get(offset)
 
-    def _records(self, log: PartitionLog, offset: int | None = None) -> dict[int, bytes] | None:
+    def _records(
+        self, log: PartitionLog, offset: int, *, is_committed: bool = False
+    ) -> dict[int, bytes] | None:
         found: dict[int, bytes] = {}
-        offset = log.log_start if offset is None else offset
-        while offset < log.high_watermark:
+        end = log.last_stable_offset if is_committed else log.high_watermark
+        while offset < end:
+            fetched = self._fetched(log, offset, is_committed=is_committed)
+            if fetched is None:
+                return None
+            if not fetched[0]:
+                break
+            found |= committed(*fetched) if is_committed else everything(fetched[0])
+            offset = fetched[0][-1].end
+        return {at: value for at, value in found.items() if at >= log.log_start}
+
+    def _fetched(
+        self, log: PartitionLog, offset: int, *, is_committed: bool
+    ) -> tuple[list[Batch], list[tuple[int, int]]] | None:
+        """Return batches and aborted transactions; None: their segment is fetched just now."""
+        read: Callable[..., Any] = log.read_committed if is_committed else log.read
+        while True:
             try:
-                ranges = log.read(offset, 1 << 20, at_least_one=True)
+                found = read(offset, _READ_BYTES, at_least_one=True)
             except ColdSegmentError as cold:
                 if self._is_coming(cold.segment):
                     return None
                 self.cache.loaded(cold.segment)
                 continue
-            if not ranges:
-                break
-            for one in ranges:
-                found |= _decoded(os.pread(one.file.fd, one.size_bytes, one.position))
-            offset = max(found) + 1
-        return {at: value for at, value in found.items() if at >= log.log_start}
+            ranges, aborted = found if is_committed else (found, [])
+            data = [os.pread(one.file.fd, one.size_bytes, one.position) for one in ranges]
+            listed = [(one.producer_id, one.first_offset) for one in aborted]
+            return [batch for one in data for batch in batches(one)], listed
 
     def _is_coming(self, segment: Segment) -> bool:
         """Whether the owner fetches a segment just now, for which a reader would wait."""
@@ -396,8 +447,3 @@ class Owner:
 
 def _whole(file: Any, size_bytes: int) -> bytes:
     return os.pread(file.fd, size_bytes, 0)
-
-
-@lru_cache(maxsize=10_000)
-def _decoded(data: bytes) -> dict[int, bytes]:
-    return {one.offset: one.value or b"" for one in decode_reference(data)}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from kit.runs.bucket_brokers import PARTITIONS, Owner, Sink
 from kit.runs.bucket_calls import SHORT, Calls, Happened, Stored
+from kit.runs.bucket_clients import Clients
 from kit.runs.bucket_inline import one_thread
 from kit.runs.bucket_plans import FIRST, HISTORY, WORK, Drawn, Plan
 from kit.runs.bucket_watch import Watch
@@ -36,6 +37,7 @@ class Bucket(Sink):
     def __init__(self, before: Bucket | None = None) -> None:
         self.store, self.stored = MemoryStore(), Stored()
         self.watch = Watch(lambda number: self.stored.ends.get(number, 0))
+        self.clients = Clients(self, self.is_replaced, self.watch.problems.append)
         self.values = 0
         self.appends: dict[tuple[int, int], set[bytes]] = defaultdict(set)
         self.acks: dict[tuple[int, int], bytes] = {}
@@ -96,15 +98,17 @@ class Bucket(Sink):
         found = owner.report(number)
         self._seen[owner.number, number] = self._state(owner, number)
         start, watermark, durable = found[:3]
+        began = self.began[owner.number]
         self.watch.reported(
             owner.number,
             number,
-            began=self.began[owner.number],
+            began=began,
             start=start,
             watermark=watermark,
             durable=durable,
             is_flushed=owner.is_flushed[number],
         )
+        self.clients.read(owner, number, found, self.watch.now, began)
         if found.records is not None:
             self.watch.read(owner.number, number, found.records, durable=durable)
         is_coming = found.records is None and found.failure is None
@@ -190,7 +194,7 @@ class World:
             while live := [one for one in bucket.owners if not one.is_over]:
                 self._step(self._director.chosen(live, self._counts))
             self._director = Plan()
-            last = self._owner(_LAST, (("rest",),))
+            last = self._owner(_LAST, (("rest",), ("finish",)))
             bucket.owners.append(last)
             while not last.is_over:
                 self._step(last)
@@ -204,7 +208,8 @@ class World:
         owner.proceed()
         bucket.read_all()
         if bucket.watch.problems:
-            self.problems, bucket.watch.problems = self.problems + bucket.watch.problems, []
+            self.problems += bucket.watch.problems
+            bucket.watch.problems.clear()
 
     def _judge(self, last: Owner) -> None:
         bucket = self.bucket
@@ -214,6 +219,7 @@ class World:
         if last.end is not None or last.failure is not None:
             self.problems.append(f"the bucket cannot be opened: {last.end!r}")
             return
+        self.problems += [*bucket.clients.judge(last), *bucket.watch.problems]
         for number in range(PARTITIONS):
             found = last.report(number)
             copy = found.records or {}

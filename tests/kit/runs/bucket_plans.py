@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from kit.runs.bucket_brokers import PARTITIONS, Owner
 from kit.runs.bucket_calls import LOST, REFUSED, SHORT
+from kit.runs.bucket_clients import WRITERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,24 +42,25 @@ HISTORY: Final[Work] = (
 )
 WORK: Final[Work] = (
     ("append", 0),
-    ("append", 1),
+    ("send", 1, 2, True),
     ("rest",),
     ("merge",),
-    ("append", 0),
+    ("send", 2, 2, True),
     ("seal", 0),
-    ("append", 0, 1),
+    ("send", 2, 1, False),
     ("rest",),
     ("delete", 0, 1),
-    ("append", 1, 1),
+    ("send", 1, 1, False),
     ("seal", 1),
     ("append", 1, 1),
     ("rest",),
     ("compact", 0, 2),
     ("snapshot",),
-    ("append", 0, 1),
-    ("append", 1, 1),
+    ("end_transaction", 2, True, False),
+    ("send", 1, 1, True),
     ("rest",),
 )
+"""In the plans the second owner receives from the same producers as the first one."""
 
 
 SHORT_KINDS: Final = frozenset({"commit read", "bundle read", "producers read"})
@@ -82,9 +84,12 @@ class Director(Protocol):
         """Return what happens to a request of an owner."""
 
 
-_STEPS: Final = 16
+_STEPS: Final = 20
 _WEIGHTS: Final = {
-    "append": 10,
+    "append": 6,
+    "send": 8,
+    "end_transaction": 3,
+    "late": 1,
     "rest": 3,
     "seal": 6,
     "merge": 2,
@@ -94,6 +99,10 @@ _WEIGHTS: Final = {
 }
 """How often owners do something in runs by a seed."""
 
+_LOST_RATE: Final = 0.3
+"""How often the connection breaks before the response to an idempotent producer."""
+
+_TRANSACTIONAL: Final = [at for at, (_, is_one) in enumerate(WRITERS) if is_one]
 _READ_FAULTS: Final = 10
 """By so much reads fail less often than writes: each ends a start."""
 
@@ -159,7 +168,12 @@ class Drawn:
         number = self.chance.randrange(PARTITIONS)
         if kind in {"append", "delete", "compact"}:
             return number, self.chance.randint(1, 3)
-        return (number,) if kind == "seal" else ()
+        is_lost = self.chance.random() < _LOST_RATE
+        if kind == "send":
+            return self.chance.randrange(len(WRITERS)), self.chance.randint(1, 3), is_lost
+        if kind == "end_transaction":
+            return self.chance.choice(_TRANSACTIONAL), self.chance.random() < 0.5, is_lost
+        return (number,) if kind in {"seal", "late"} else ()
 
     def chosen(self, live: list[Owner], counts: Mapping[int, int]) -> Owner:
         """See `Director.chosen`."""
