@@ -5,6 +5,7 @@ Content is compared by partition, offset and value, never by counts.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import defaultdict
@@ -17,6 +18,7 @@ from confluent_kafka.admin import AdminClient
 from kit.fakes.s3_proxy import S3Proxy
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.commits import commit_files, committed
+from kit.judges.partition_client import PartitionClient, data_batch
 from kit.runs.bucket_load import PARTITIONS, Load, create, stored
 from kit.servers.bucket_broker import BucketBroker
 from kit.servers.s3 import LOG_DIR
@@ -101,6 +103,35 @@ def test_a_paused_owner_acknowledges_nothing_after_it_wakes(brokers):
     assert acked_before.items() <= load.acked.items()
     assert stored(second, "t") == after
     assert second.stop() == 0
+
+
+OUT_OF_RANGE, OUT_OF_ORDER, STORAGE_ERROR = 1, 45, 56
+
+
+@pytest.mark.parametrize("request_of", ["a consumer", "a producer"])
+def test_an_owner_that_was_replaced_refuses_nothing_that_is_right_for_the_next_one(
+    brokers, request_of
+):
+    """It learns of the other one within seconds. Clients may come back to it before."""
+
+    def refused_by(client, sequence):
+        if request_of == "a consumer":
+            return client.fetch(sequence).error_code
+        return client.produce(data_batch(1, producer_id=7, sequence=sequence)).error
+
+    first, second = brokers().start(), brokers()
+    create(first, "t")
+    with PartitionClient(first.bootstrap, "t") as old:
+        assert old.produce(data_batch(1, producer_id=7, sequence=0)).error == 0
+        second.start()
+        with PartitionClient(second.bootstrap, "t") as new:
+            for sequence in (1, 2):
+                assert new.produce(data_batch(1, producer_id=7, sequence=sequence)).error == 0
+            with contextlib.suppress(OSError):  # it has stopped
+                assert refused_by(old, 3) == STORAGE_ERROR
+            expected = OUT_OF_RANGE if request_of == "a consumer" else OUT_OF_ORDER
+            assert refused_by(new, 5) == expected
+    assert first.wait() == 69
 
 
 def test_an_idle_owner_learns_that_it_was_replaced(brokers):

@@ -26,7 +26,7 @@ from logmirror.broker.log.reading import StorageError
 from logmirror.broker.log.segment import opened, walk
 from logmirror.broker.log.unflushed_limit import UnflushedLimit
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import FencedError, OutcomeUnknownError
+from logmirror.errors import FencedError, LogmirrorError, OutcomeUnknownError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -130,6 +130,18 @@ class BucketCommit(GroupCommit):
         """See `GroupCommit.schedule`."""
         self._limit_of(log).count(log)
         super().schedule(log)
+
+    def confirm(self, log: PartitionLog) -> asyncio.Future[bool] | None:
+        """See `GroupCommit.confirm`."""
+        return asyncio.ensure_future(self._is_owner()) if self._bucket.is_open(log) else None
+
+    async def _is_owner(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout_ms / 1000):
+                await asyncio.wrap_future(self._bucket.journal.confirm())
+        except (LogmirrorError, TimeoutError):
+            return False
+        return True
 
     def must_wait(self, log: PartitionLog) -> bool:
         """See `GroupCommit.must_wait`; all logs of the bucket wait, as an outage may last."""

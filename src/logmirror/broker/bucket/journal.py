@@ -71,6 +71,7 @@ class Journal:
         self.interval_ms, self._check_ms = 0, check_ms
         self._least_ms = interval_ms
         self._waiting: deque[Submission] = deque()
+        self._asked: list[Future[None]] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._failure: FencedError | None = None
@@ -148,6 +149,23 @@ class Journal:
         self.submit(Submission(len(payload), lambda: [entry], done))
         return outcome
 
+    def confirm(self) -> Future[None]:
+        """Find out whether no other owner had taken over before this call. Never blocks.
+
+        Returns:
+            Ends when that is known; with `FencedError` if one had, with another `LogmirrorError` if
+            the bucket could not be read.
+        """
+        asked: Future[None] = Future()
+        with self._changed:
+            failure = self._failure or self._closed()
+            if failure is None:
+                self._asked.append(asked)
+                self._changed.notify_all()
+        if failure is not None:
+            asked.set_exception(failure)
+        return asked
+
     def close(self, timeout_s: float) -> None:
         """End the thread when what was submitted is written, or the bucket does not respond.
 
@@ -165,13 +183,14 @@ class Journal:
         began_ms = SYSTEM_CLOCK.monotonic_ms()
         while True:
             with self._changed:
-                if not self._waiting and not self._closing.is_set():
+                if not self._waiting and not self._asked and not self._closing.is_set():
                     self._changed.wait(self._check_ms / 1000)
-                is_idle = not self._waiting
+                is_idle, asked, self._asked = not self._waiting, self._asked, []
+            if asked or (is_idle and not self._closing.is_set()):
+                self._check(asked)
             if is_idle and self._closing.is_set():
                 return
             if is_idle:
-                self._check()
                 continue
             if not self._closing.is_set():
                 SYSTEM_CLOCK.sleep_ms(began_ms + self.interval_ms - SYSTEM_CLOCK.monotonic_ms())
@@ -246,13 +265,21 @@ class Journal:
             self.pause(jittered_ms(pause_ms))
             pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
-    def _check(self) -> None:
+    def _check(self, asked: Sequence[Future[None]]) -> None:
+        failure: LogmirrorError | None = None
         try:
             self._writer.check()
         except FencedError as error:
+            failure = error
             self._fenced(error, [])
         except LogmirrorError as error:
+            failure = error
             _LOG.debug("ownership could not be checked: %s", error)
+        for one in asked:
+            if failure is None:
+                one.set_result(None)
+            else:
+                one.set_exception(failure)
 
     def _fenced(self, error: FencedError, taken: list[Submission]) -> None:
         with self._changed:

@@ -91,7 +91,7 @@ def fetch(
     if len(places) <= ENTRIES_PER_TURN:
         while read < len(places) and reading.read(places[read]):
             read += 1
-    if read < len(places) or reading.must_wait():
+    if read < len(places) or reading.must_wait() or reading.beyond:
         return _finish(reading, places, read)
     return reading.ended(places)
 
@@ -114,6 +114,7 @@ async def _finish(reading: _Reading, places: list[int], read: int) -> list[Part]
                         await turns.took()
                         reading.read(place)
                     await reading.load(places, moved, began_s + _LONGEST_WAIT_S)
+        await reading.confirm()
     finally:
         timer.cancel()
     return reading.ended(places)
@@ -174,6 +175,9 @@ class _Reading:
         self._records_bytes = 0
         self._error_count = 0
         self._left_out: set[int] = set()
+        self.beyond: set[int] = set()
+        """The places whose offset is behind the log end."""
+
         self._cold: dict[int, Segment] = {}
         """The segments that are not here yet, by place."""
 
@@ -245,6 +249,8 @@ class _Reading:
             return
         watermark, start = log.high_watermark, log.log_start
         if log.failure is None and not start <= wanted.offset <= log.log_end:
+            if wanted.offset > log.log_end:
+                self.beyond.add(place)
             self.refuse(place, ErrorCode.OFFSET_OUT_OF_RANGE)
             return
         ranges: list[FileRange] = []
@@ -304,6 +310,19 @@ class _Reading:
         self._ranges.pop(place, None)
         if ranges:
             self._ranges[place] = ranges
+
+    async def confirm(self) -> None:
+        """Refuse offsets behind the log end only as the owner: the next one may have them."""
+        asked: dict[int, asyncio.Future[bool]] = {}  # all at once: one request for them
+        for place in self.beyond:
+            log, code = self._log(place), self._fetched[place].error
+            if log is not None and code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                confirming = self._broker.commits.confirm(log)
+                if confirming is not None:
+                    asked[place] = confirming
+        for place, confirming in asked.items():
+            if not await confirming:
+                self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
 
     async def loaded(self, place: int, until_s: float) -> bool:
         """Wait for the segment of a partition, or one before it; whether that came in time."""

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     Checked = BatchFacts | RefusedBatchError
     Check = Callable[[], Checked]
-    Step = Check | asyncio.Future[None] | None
+    Step = Check | asyncio.Future[None] | asyncio.Future[bool] | None
     Steps = Generator[Step, Checked | None, None]
     from logmirror.errors import LogmirrorError
     from logmirror.wire.frames import RequestHeader
@@ -277,23 +277,47 @@ def _appending(
             elif topic.is_archive:
                 responses.append(Produced(number, ErrorCode.POLICY_VIOLATION, -1, -1))
             else:
-                while broker.commits.must_wait(topic.logs[number]):
-                    yield broker.commits.room(topic.logs[number])
-                max_bytes, has_keys = topic.configs.max_message_bytes, topic.configs.is_compacted
-                checked = _quickly_checked(records, max_bytes, needs_keys=has_keys)
-                if checked is None:
-                    check = functools.partial(_checked, records, max_bytes, needs_keys=has_keys)
-                    checked = yield check
-                    assert checked is not None  # noqa: S101  # the result that `_rest` sends
-                if isinstance(checked, BatchFacts) and checked.is_transactional:
-                    checked = _in_transaction(broker, topic, number, request, checked)
-                _append(broker, topic, number, records, checked, response, responses)
+                yield from _appended(broker, topic, number, records, request, response)
             count += 1
             size_bytes += len(records) if records is not None else 0
             if count >= _TURN_BATCHES or size_bytes >= _TURN_BYTES:
                 count = size_bytes = 0
                 yield None
     response.release()
+
+
+def _appended(  # noqa: PLR0913, PLR0917  # one partition of a request
+    broker: Broker,
+    topic: Topic,
+    number: int,
+    records: memoryview | None,
+    request: ProduceRequest,
+    response: ProduceResponse,
+) -> Steps:
+    """Append one batch, as a part of `_appending`."""
+    log, responses = topic.logs[number], response.topics[-1][1]
+    while broker.commits.must_wait(log):
+        yield broker.commits.room(log)
+    max_bytes, has_keys = topic.configs.max_message_bytes, topic.configs.is_compacted
+    checked = _quickly_checked(records, max_bytes, needs_keys=has_keys)
+    if checked is None:
+        checked = yield functools.partial(_checked, records, max_bytes, needs_keys=has_keys)
+        assert checked is not None  # noqa: S101  # the result that `_rest` sends
+    is_sound = isinstance(checked, BatchFacts)
+    if isinstance(checked, BatchFacts) and checked.is_transactional:
+        checked = _in_transaction(broker, topic, number, request, checked)
+    is_refused = _append(broker, topic, number, records, checked, response, responses)
+    if is_refused and is_sound:
+        yield from _confirmed(broker, log, responses)
+
+
+def _confirmed(broker: Broker, log: PartitionLog, responses: list[Produced]) -> Steps:
+    """Keep a refusal by the state of the producer only if the broker still is the owner."""
+    confirming = broker.commits.confirm(log)
+    if confirming is not None:
+        yield confirming
+        if not confirming.result():
+            responses[-1] = Produced(responses[-1].partition, _STORAGE, -1, -1)
 
 
 def _in_transaction(
@@ -371,13 +395,14 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
     checked: Checked,
     response: ProduceResponse,
     responses: list[Produced],
-) -> None:
+) -> bool:
+    """Append a batch; returns whether it was refused, and not because of the disk."""
     log = topic.logs[number]
     append_time_ms = -1
     try:
         if isinstance(log.failure, TopicDeletedError):
             responses.append(Produced(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1))
-            return
+            return False
         log.check_online()
         if isinstance(checked, RefusedBatchError):
             raise checked
@@ -406,11 +431,12 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
     except (RefusedBatchError, RefusedSequenceError) as refused:
         response.refused(log, refused)
         responses.append(Produced(number, refused.code, -1, -1))
-        return
+        return True
     except StorageError as error:
         _LOG.warning("%s-%d: %s", topic.name, number, error)
         responses.append(Produced(number, _STORAGE, -1, -1))
-        return
+        return False
     responses.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
     log.when_acknowledged(end, response.wait_for(responses))
     broker.commits.schedule(log)
+    return False

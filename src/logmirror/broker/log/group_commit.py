@@ -95,6 +95,15 @@ class GroupCommit:
         elif log not in self._timers:
             self._set_timer(log)
 
+    def confirm(self, log: PartitionLog) -> asyncio.Future[bool] | None:
+        """Return whether the broker still is the owner of a log; None: no other can be.
+
+        What an owner that was replaced would refuse may be right for the next one: an offset behind
+        its log end, or a sequence number. The future ends in any case, within a limit.
+        """
+        del self, log
+        return None
+
     def must_wait(self, log: PartitionLog) -> bool:
         """Whether a producer to this log must wait for `room`."""
         return self._limit_of(log).is_reached and not log.flush_rule.on_ack
