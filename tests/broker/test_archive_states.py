@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import (
@@ -168,8 +169,8 @@ MIRROR_V3 = (
 )
 
 
-def test_archives_of_mirror_v3_are_served_record_by_record(tmp_path):
-    wanted = {}
+def test_archives_of_mirror_v3_are_served_record_by_record(log_bucket, tmp_path):
+    place, environment, wanted = tmp_path / "archive", {}, {}
     for number, (form, options) in enumerate(MIRROR_V3):
         topic, text = f"topic-{number}", options.get("keys") == "utf8"
         wanted[topic] = [odd_rows(200, first=40 * n, text=text) for n in PARTITIONS]
@@ -177,13 +178,108 @@ def test_archives_of_mirror_v3_are_served_record_by_record(tmp_path):
             objects = cut(wanted[topic][n], 7, first=40 * n)
             folder = tmp_path / "archive" / topic / str(n)
             write_chain(folder, topic, n, objects, form=form, **options)
-    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+    if log_bucket is not None:
+        place, environment = f"s3://{log_bucket.bucket}/kept", log_bucket.environment
+        client = log_bucket.server.client()
+        for path in (tmp_path / "archive").rglob("*-*.*"):
+            key = f"kept/{path.relative_to(tmp_path / 'archive')}"
+            client.put_object(Bucket=log_bucket.bucket, Key=key, Body=path.read_bytes())
+        shutil.rmtree(tmp_path / "archive")
+    with MountingBroker(tmp_path / "log", place, **environment) as served:
         for topic, expected in wanted.items():
             found = [
                 list(rows_by_librdkafka(served, topic, partition=n, start=40 * n, config=SOON))
                 for n in PARTITIONS
             ]
             assert found == expected
+
+
+TEXTS = (
+    *(None, b"[]", b'""', b' {"a": [1, null]}\n', b'{"a": 1, "a": 1e999}', b'"\\ud800"'),
+    'größe 😀\0"\\\u2028'.encode(),
+)
+"""The last one is no JSON, which only `json-parseable` refuses."""
+
+COLUMNS = {
+    "text": {("String", "String", "SNAPPY")},
+    "json": {("String", "String", "LZ4")},
+    "parseable": {("None", "String", "ZSTD")},
+    "plain": {("None", "None", "UNCOMPRESSED")},
+}
+"""The types of the columns of keys and values, and their compression."""
+
+PARSEABLE = {"type": "json-parseable"}
+WRITTEN = {
+    "text": {"keys": {"type": "utf8"}, "values": {"type": "utf8"}, "compression": "snappy"},
+    "json": {"keys": {"type": "json"}, "values": {"type": "json"}, "compression": "lz4"},
+    "parseable": {"values": PARSEABLE, "compression": "zstd-3"},
+    "plain": {"compression": "uncompressed"},
+    "checked": {"form": "native", "values": PARSEABLE},
+}
+CHANGED = ("plain", "text", "json", "parseable")
+"""How one archive is written in turn; the merged object of all has bytes."""
+
+
+@pytest.mark.in_bucket
+@pytest.mark.gate("a mirror for each type")
+def test_every_type_and_compression_is_served_record_by_record(log_bucket, tmp_path):
+    """Also by one chain whose configuration changed, before and after it is merged."""
+    place, objects, environment, more = str(tmp_path / "kept"), tmp_path / "kept", {}, {}
+    if log_bucket is not None:
+        server, bucket = log_bucket.server, log_bucket.bucket
+        place, objects = f"s3://{bucket}/kept", server.files(bucket) / "kept"
+        environment = log_bucket.environment
+        more["destinations"] = [server.destination(bucket, prefix="kept")]
+    with EmbeddedBroker(tmp_path / "source") as source:
+        server = source.bootstrap
+
+        def archive(topic: str, kind: str, seed: int = 0) -> Path:
+            is_parsed = WRITTEN[kind].get("values") == PARSEABLE or topic == "changed"
+            write_texts(server, topic, TEXTS[:-1] if is_parsed else TEXTS, seed)
+            options = {"name": topic, "max_offsets": 25, **WRITTEN[kind], **more}
+            one = mirror(topic, server, tmp_path / "kept", **options)
+            config = write_config(tmp_path / f"{topic}.json", one)
+            copied = run_now(config)
+            assert copied.returncode == 0, copied.stderr
+            return config
+
+        for topic in (*WRITTEN, "changed"):
+            create_topic(server, topic, 2, {})
+            for seed, kind in enumerate(CHANGED if topic == "changed" else (topic,)):
+                config = archive(topic, kind, seed)
+        wanted = {topic: rows(server, topic) for topic in (*WRITTEN, "changed")}
+    assert {len(found[0]) for found in wanted.values()} == {90, 4 * 90}
+    assert {topic: columns(objects / topic) for topic in COLUMNS} == COLUMNS
+    assert columns(objects / "changed") == set().union(*COLUMNS.values())
+    with MountingBroker(tmp_path / "log", place, **environment) as served:
+        assert {topic: rows(served, topic) for topic in wanted} == wanted
+    parts = set((objects / "changed").rglob("*.parquet"))
+    merged = logmirror("compact", "-c", str(config), "--min-objects", "2")
+    assert merged.returncode == 0, merged.stderr
+    assert set((objects / "changed").rglob("*.parquet")) - parts
+    with MountingBroker(tmp_path / "log-2", place, **environment) as served:
+        assert rows(served, "changed") == wanted["changed"]
+
+
+def columns(folder):
+    """What `COLUMNS` says, of the objects of a topic."""
+    found = set()
+    for path in folder.rglob("*.parquet"):
+        metadata = pq.read_metadata(path)
+        types = (str(metadata.schema.column(n).logical_type) for n in range(2))
+        found.add((*types, metadata.row_group(0).column(0).compression))
+    return found
+
+
+def write_texts(server, topic, texts, seed=0):
+    """Write records with texts of every kind as keys and values, in two partitions."""
+    for number in PARTITIONS:
+        odd = odd_messages(90, seed=seed + number)
+        messages = [
+            one._replace(key=texts[n % len(texts)], value=texts[n // 3 % len(texts)])
+            for n, one in enumerate(odd)
+        ]
+        produce(server, topic, messages, partition=number)
 
 
 def offsets_until(is_refused, consumer):

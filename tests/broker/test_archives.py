@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +27,7 @@ from kit.judges.clients import (
     rows_by_kcat,
     rows_by_librdkafka,
 )
+from kit.judges.java_clients import JavaReading
 from kit.judges.log_dirs_client import LogDirsClient
 from kit.judges.partition_client import PartitionClient
 from kit.judges.scrape import ask
@@ -40,12 +42,13 @@ from logmirror.archive.claims import Claim, claim_name
 from logmirror.model import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.jvm
 
 FORMATS = ("native", "parquet", "ndjson")
 TOPIC = "odd"
+LINES = "lines"
 SOON = {"fetch.wait.max.ms": 20, "reconnect.backoff.max.ms": 200}
 RAW = {**SOON, "isolation.level": "read_uncommitted"}
 POLICY_VIOLATION = 44
@@ -208,6 +211,104 @@ def test_new_objects_appear_and_a_group_resumes(world, tmp_path):
     with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
         assert id_of(served) == topic_id
         assert resumed_at(served) == begun[-1].offset + 1
+
+
+@pytest.fixture(scope="module")
+def lines(world, s3) -> Iterator[Any]:
+    """A topic of printable records; its archives in a folder and in a bucket."""
+    source, folder = world
+    create_topic(source, LINES, 2, {})
+    for number in range(2):
+        pieces = [(printable(15, seed=10 * number + n), n % 3 != 0) for n in range(9)]
+        produce_transactions(
+            source, LINES, pieces, partition=number, transactional_id=f"{LINES}-{number}"
+        )
+    bucket = s3.new_bucket()
+    copied = mirror(LINES, source, folder / LINES, form="native", max_offsets=15, name=LINES)
+    in_bucket = {"destinations": [s3.destination(bucket, prefix="kept")]}
+    for one in (copied, copied | in_bucket):
+        result = run_now(write_config(folder / f"{LINES}.json", one))
+        assert result.returncode == 0, result.stderr
+    wanted = [list(rows_by_librdkafka(source, LINES, partition=n, config=SOON)) for n in range(2)]
+    assert [len(found) for found in wanted] == [6 * 15] * 2
+    return wanted, folder / LINES, f"s3://{bucket}/kept"
+
+
+def printable(count, *, seed):
+    return [
+        Message(
+            one.key and one.key.hex().encode(),  # null and empty ones stay
+            one.value and one.value.hex().encode(),
+            tuple((b"h%d" % n, b"%d" % seed) for n in range(seed % 3)),
+            one.timestamp_ms,
+        )
+        for one in odd_messages(count, seed=seed)
+    ]
+
+
+def line_of(number, row):
+    """How Apache Kafka's console consumer prints a record."""
+    headers = ",".join(f"{name.decode()}:{value.decode()}" for name, value in row.headers)
+    fields = [f"CreateTime:{row.timestamp_ms}", f"Partition:{number}", f"Offset:{row.offset}"]
+    texts = ["null" if text is None else text.decode() for text in (row.key, row.value)]
+    return "\t".join([*fields, headers or "NO_HEADERS", *texts])
+
+
+@pytest.mark.gate("the same records, to another client")
+def test_the_console_consumer_prints_a_bucket_and_resumes_its_group(
+    lines, s3, apache_tools, tmp_path
+):
+    wanted, _, place = lines
+    shown = ("timestamp", "partition", "offset", "headers", "key", "value")
+    printed = [part for one in shown for part in ("--property", f"print.{one}=true")]
+    group = ("--group", "printing", "--from-beginning", "--isolation-level", "read_committed")
+    found = [[], []]
+    with MountingBroker(tmp_path / "log", place, **access(s3)) as served:
+        for count in (100, 80):
+            at = ("--bootstrap-server", served, "--topic", LINES, "--max-messages", str(count))
+            output = apache_tools.run("kafka-console-consumer", *at, *group, *printed).stdout
+            new = [line for line in output.split("\n") if line.startswith("CreateTime:")]
+            assert len(new) == count
+            for line in new:
+                found["\tPartition:1\t" in line].append(line)
+    assert found == [[line_of(n, row) for row in wanted[n]] for n in range(2)]
+
+
+@pytest.mark.gate("a group of two consumers, which are slow to start")
+def test_two_members_of_a_group_share_an_archive_that_grows(lines, tmp_path):
+    """One reads both partitions, then each reads one, then the first one reads both again."""
+    wanted, folder, _ = lines
+
+    def show(part: slice) -> None:
+        for number in range(2):
+            partition = tmp_path / "archive" / LINES / str(number)
+            partition.mkdir(parents=True, exist_ok=True)
+            for one in sorted((folder / LINES / str(number)).glob("*.batches"))[part]:
+                shutil.copy(one, partition / f".{one.name}")
+                (partition / f".{one.name}").rename(partition / one.name)
+
+    show(slice(4))
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        first, second = (JavaReading(served, LINES, tmp_path, group="pair") for _ in range(2))
+
+        def wait(is_true: Callable[[], bool]) -> None:
+            wait_until(is_true, what=lambda: first.text[-4000:])
+
+        with first:
+            wait(lambda: {row[0] for row in first.rows} == {0, 1})
+            with second:
+                wait(lambda: len(first.assigned) == len(second.assigned) == 1)
+                before = len(first.rows)
+                show(slice(4, 7))
+                wait(lambda: len(first.rows) > before and len(second.rows) > 0)
+                second.stop()
+            wait(lambda: first.assigned == {0, 1})
+            show(slice(7, None))
+            wait(lambda: len(first.rows + second.rows) >= sum(map(len, wanted)))
+        assert len({row[0] for row in second.rows}) == 1
+        assert sorted(first.rows + second.rows, key=itemgetter(0, 1)) == [
+            (number, row.offset, row.value) for number in range(2) for row in wanted[number]
+        ]
 
 
 def commit(bootstrap, offset):

@@ -1,7 +1,7 @@
 """A broker behind a proxy that spoils its requests to a real S3 server.
 
-Each fault by itself, then all of them in an order that a seed draws, with kills of the broker.
-Content is compared by partition, offset and value.
+Each fault by itself, then all of them in an order that a seed draws, with kills of the broker. The
+clients are librdkafka's and Apache Kafka's. Content is compared by partition, offset and value.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import contextlib
 import itertools
 import random
 import re
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from kit.fakes.s3_proxy import Fault, S3Proxy
+from kit.judges.java_clients import JavaLoad, JavaReading
 from kit.runs.bucket_load import Load, Reading, create, stored
+from kit.runs.commands import wait_until
 from kit.servers.bucket_broker import BucketBroker
 from kit.tiers import all_but, sized
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 SMALL = ("--override", "log.segment.bytes=100000")
+TINY = ("--override", "log.segment.bytes=10000")
 IDEMPOTENT = {"enable.idempotence": True}
 ROUNDS = sized(2, 3, 10)
 
@@ -84,7 +88,7 @@ def drawn(faults: list[Fault], seed: int) -> Iterator[Fault | None]:
         yield chance.choice(faults)
 
 
-def check(broker: BucketBroker, load: Load, reading: Reading) -> None:
+def check(broker: BucketBroker, load: Load | JavaLoad, reading: Reading | JavaReading) -> None:
     """Check that each record is there once, and was read once, in order."""
     assert load.flush() == 0
     reading.wait_for(load.sent)
@@ -148,3 +152,67 @@ def test_faults_in_any_order_and_kills_lose_or_duplicate_no_record(brokers, prox
         check(broker, load, reading)
     check_created(proxy)
     assert proxy.spoiled > 5
+
+
+JAVA: Final = (
+    Fault("reset", "PutObject"),
+    Fault("503", "PutObject"),
+    Fault("lose-response", "PutObject"),
+    Fault("delay", ""),
+    Fault("late", "PutObject"),
+)
+
+
+@pytest.mark.jvm
+@pytest.mark.gate("the same faults, with other clients")
+def test_clients_in_java_lose_and_duplicate_no_record_at_any_fault(brokers, proxy, tmp_path):
+    """One consumer reads meanwhile, another one all of it from the bucket, whose reads fail too."""
+    broker = brokers(*TINY).start()
+    create(broker, "t")
+    at = (broker.bootstrap, "t", tmp_path)
+    with JavaLoad(*at) as load:
+        with JavaReading(*at) as reading:
+            load.wait_for(200)
+            for fault in JAVA:
+                until = proxy.spoiled + 5
+                proxy.spoil_some(drawn([fault], 1))
+                wait_until(lambda until=until: proxy.spoiled >= until, what=lambda: load.text)
+                load.wait_for(200)
+            reading.wait_for(len(load.acked))
+        broker.kill()
+        broker.start()
+        load.wait_for(200)
+        assert load.flush() == 0
+    before = proxy.spoiled
+    proxy.spoil_some(drawn([Fault(kind, "GetObject") for kind in READS], 1))
+    with JavaReading(*at, group="later") as later:
+        check(broker, load, later)
+    check_created(proxy)
+    assert proxy.spoiled > before
+    assert reading.errors == []
+    assert reading.found().items() <= load.acked.items()
+
+
+@pytest.mark.jvm
+@pytest.mark.gate("it waits for an outage of 26 s")
+@pytest.mark.parametrize("fault", ["reset", "lose-response"])
+def test_a_producer_in_java_repeats_a_batch_that_may_be_stored(brokers, proxy, tmp_path, fault):
+    """REQUEST_TIMED_OUT: the batch is stored when the bucket is back, or it is there already."""
+    broker = brokers(*TINY).start()
+    create(broker, "t")
+    at = (broker.bootstrap, "t", tmp_path)
+    with JavaReading(*at) as reading, JavaLoad(*at) as load:
+        load.wait_for(200)
+        proxy.spoil(Fault(fault, "", times=1_000_000))
+        began_s, created = time.monotonic(), len(proxy.created)
+        wait_until(lambda: "REQUEST_TIMED_OUT" in load.text, what=lambda: load.text)
+        time.sleep(max(0, began_s + 26 - time.monotonic()))
+        meanwhile = [path for path in proxy.created[created:] if "/commits/" in path]
+        proxy.spoil()
+        load.wait_for(500)
+        check(broker, load, reading)
+    check_created(proxy)
+    assert bool(meanwhile) == (fault == "lose-response")
+    broker.kill()
+    broker.start()
+    assert stored(broker, "t") == load.acked
