@@ -90,6 +90,10 @@ class DynamicConfigs:
         value = self._values.get((self._own, CORDONED)) or self._values.get(("", CORDONED)) or ""
         return set(self._log_dirs) if value == "*" else {name for name in value.split(",") if name}
 
+    def names(self, scope: str) -> list[str]:
+        """Return the names of the settings that are set in a scope."""
+        return [name for of, name in self._values if of == scope]
+
     def apply(self, changes: Mapping[tuple[str, str], str | None]) -> None:
         """Apply stored changes."""
         for key, value in changes.items():

@@ -362,3 +362,23 @@ def test_the_tool_names_brokers_that_do_not_exist(apache_tools, embedded, broker
     text = f"The given brokers do not exist from --broker-list: {unknown}."
     assert f"ERROR: {text} Current existent brokers: 1" in found.stderr.splitlines()
     assert (found.returncode, found.stdout) == (1, "")
+
+
+@pytest.mark.move("E92")
+def test_the_tool_for_settings_sets_and_deletes_those_of_the_broker(apache_tools, dirs):
+    """Release 3.9 replaces all of them with AlterConfigs; 4.3 changes each."""
+    at = ("--bootstrap-server", dirs.bootstrap, "--entity-type", "brokers", "--entity-name", "1")
+
+    def alter(*change: str, check: bool = True) -> str:
+        return apache_tools.run("kafka-configs", *at, "--alter", *change, check=check).stdout
+
+    dirs.create("t", 1)
+    alter("--add-config", f"{MOVE_RATE}=7")
+    alter("--add-config", f"{RATES[0]}=5")
+    assert own_settings(dirs) == {MOVE_RATE: "7", RATES[0]: "5"}
+    refused = alter("--add-config", "num.io.threads=4", check=False)
+    assert own_settings(dirs) == {MOVE_RATE: "7", RATES[0]: "5"}, refused
+    alter("--delete-config", MOVE_RATE)
+    assert own_settings(dirs) == {RATES[0]: "5"}
+    described = apache_tools.run("kafka-configs", *at, "--describe", "--all").stdout
+    assert f"log.dirs={dirs.a},{dirs.b} " in described

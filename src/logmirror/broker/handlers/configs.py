@@ -142,8 +142,8 @@ def _broker_entries(broker: Broker) -> list[ConfigEntry]:
         "default.replication.factor": (ConfigType.INT, "1", "There is one broker."),
         "log.dirs": (
             ConfigType.STRING,
-            ",".join(str(path) for path in options.log_dirs),
-            "The folders that hold the logs.",
+            ",".join(broker.topics.dirs.by_name),
+            "The log directories, by the names that moves use.",
         ),
         "node.id": (ConfigType.INT, str(options.node_id), "The ID of this broker."),
         "num.partitions": (
@@ -217,8 +217,8 @@ async def incremental_alter_configs(
     return await _alter(broker, header, request, caller, change)
 
 
-async def _alter_broker(broker: Broker, resource: Message, *, dry_run: bool) -> None:
-    """Change settings of the broker.
+async def _alter_broker(broker: Broker, api: Api, resource: Message, *, dry_run: bool) -> None:
+    """Change settings of the broker, or replace all of them.
 
     Raises:
         MalformedConfigError: The request is.
@@ -229,7 +229,10 @@ async def _alter_broker(broker: Broker, resource: Message, *, dry_run: bool) -> 
     if scope not in {"", str(broker.options.node_id)}:
         raise MalformedConfigError(f"this is broker {broker.options.node_id}")
     wanted: dict[str, str | None] = {}
-    for change in resource.configs:
+    if api == Api.ALTER_CONFIGS:
+        wanted |= dict.fromkeys(broker.configs.names(scope))
+        wanted |= wanted_configs(resource.configs)
+    for change in resource.configs if api == Api.INCREMENTAL_ALTER_CONFIGS else ():
         if change.name in wanted:
             raise MalformedConfigError(f"{change.name}: named twice")
         if change.config_operation not in {_Operation.SET, _Operation.DELETE}:
@@ -329,11 +332,11 @@ async def _alter_one(
 ) -> tuple[ErrorCode, str]:
     code, reason = ErrorCode.NONE, ""
     try:
-        if resource.resource_type == _BROKER and api == Api.INCREMENTAL_ALTER_CONFIGS:
-            await _alter_broker(broker, resource, dry_run=dry_run)
+        if resource.resource_type == _BROKER:
+            await _alter_broker(broker, api, resource, dry_run=dry_run)
             return code, reason
         if resource.resource_type != _TOPIC or not resource.resource_name:
-            raise MalformedConfigError("only topic settings can be changed")  # noqa: TRY301  # as other refusals
+            raise MalformedConfigError("resource type: only topics and brokers have settings")  # noqa: TRY301  # as other refusals
         topic = _topic(broker, resource.resource_name)
         await broker.topics.set_configs(topic, changed, dry_run=dry_run)
     except MalformedConfigError as refused:

@@ -143,6 +143,10 @@ async def consumer_group_describe(
             await turns.took()
             groups.append(DescribedGroup(denied, denied.name, group_id))
             continue
+        if not group_id:
+            await turns.took()
+            groups.append(DescribedGroup(ErrorCode.INVALID_GROUP_ID, "no group ID", group_id))
+            continue
         group = broker.groups.coordinator.groups.get(group_id)
         if not isinstance(group, ConsumerGroup):
             await turns.took()
