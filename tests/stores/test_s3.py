@@ -13,12 +13,13 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kit.fakes.s3_proxy import Fault
 from kit.fakes.scripted import SteppingClock
 from logmirror.archive.naming import is_object_of
+from logmirror.broker.bucket.heartbeats import Heartbeat, newest
 from logmirror.errors import CorruptionError, OutcomeUnknownError, UnavailableError, UsageError
 from logmirror.locations import S3Identity, S3Location
 from logmirror.stores import s3, s3_calls, s3_leftovers
@@ -68,6 +69,28 @@ def test_the_tail_of_very_many_names_takes_few_requests(steps, start):
     assert not found.is_whole
     assert found.names == names[-len(found.names) :]
     assert listed.count <= 45
+
+
+@given(st.integers(1001, 5000), st.integers(0, 5000), st.integers(0, 3))
+@example(1001, 0, 1)
+@example(2001, 17, 0)
+def test_names_that_are_no_numbers_do_not_hide_the_last_numbers(count, start, others):
+    names = [f"{number:020d}" for number in range(start, start + count)]
+    foreign = ["README", "README.1", "notes"][:others]
+    listed = _Listed([*names, *foreign])
+
+    found = S3Store(S3Location(bucket="bucket"), calls=listed).tail("f")
+
+    assert found.names == [*names, *foreign][-len(found.names) :]
+    assert len(found.names) > others
+    assert listed.count <= 45
+
+
+def test_the_newest_of_very_many_heartbeats_is_found():
+    """Their names begin with the epoch, which those of one owner share."""
+    beats = [Heartbeat(1, 7, 9), *(Heartbeat(2, number) for number in range(1, 2502))]
+    names = [beat.name for beat in beats]
+    assert newest(S3Store(S3Location(bucket="bucket"), calls=_Listed(names))) == beats[-1]
 
 
 @pytest.mark.mirror_v3("S3-20")

@@ -238,28 +238,27 @@ class S3Store:
         """See `BlobStore.tail`: finds the last page of the listing by exponential search.
 
         Up to 1,000 names are returned whole, with one request. Of more names only the last page is
-        returned.
+        returned whose names begin with a number, and other names behind it.
         """
         page, behind = self._page(folder, after)
-        last = found = list(page)
-        if after or not (behind and found):
-            return Tail(found, is_whole=not after)
-        low, step = _number(found[-1]), max(_number(found[-1]) - _number(found[0]), 1)
+        last, others = list(page), list[str]()
+        if after or not (behind and last):
+            return Tail(last, is_whole=not after)
+        numbers = _numbers(last) or [0]
+        low, step = numbers[-1], max(numbers[-1] - numbers[0], 1)
         high = None
-        while True:
+        while high is None or high - low > 1:
             probe = low + step if high is None else (low + high) // 2
-            if high is not None and high - low <= 1:
-                break
-            page, behind = self._page(folder, f"{probe:0{_DIGITS}d}")
+            page, behind = self._page(folder, f"{probe - 1:0{_DIGITS}d}~")  # `probe` and later
             found = list(page)
-            if not found:
-                high = probe
+            if not (numbers := _numbers(found)):
+                high, others = probe, found
                 continue
-            last, low = found, _number(found[-1])
+            last, low = found, numbers[-1]
             if not behind:
                 break
             step *= 2
-        return Tail(last, is_whole=False)
+        return Tail(sorted({*last, *others}), is_whole=False)
 
     def _page(self, folder: str, after: str) -> tuple[dict[str, int], str]:
         """Return up to 1,000 names after one, with their sizes in bytes, and where the rest begins.
@@ -473,7 +472,7 @@ def _endless(folder: str) -> UnavailableError:
     return UnavailableError("the store's listing does not end", folder=folder)
 
 
-def _number(name: str) -> int:
-    """Return the offset at the start of a name; 0 for other names, which the chain rejects."""
-    head = name[:_DIGITS]
-    return int(head) if len(head) == _DIGITS and head.isascii() and head.isdigit() else 0
+def _numbers(names: Iterable[str]) -> list[int]:
+    """Return the offsets at the start of names, without other names, which the chain rejects."""
+    heads = (name[:_DIGITS] for name in names)
+    return [int(h) for h in heads if len(h) == _DIGITS and h.isascii() and h.isdigit()]

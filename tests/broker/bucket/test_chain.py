@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,6 +196,95 @@ def test_a_fence_at_a_number_that_was_removed_does_not_count():
     assert late.next_sequence == 4
     with pytest.raises(FencedError):
         owner.create(owner.packed([], 0))
+
+
+class Busy(MemoryStore):
+    """A store whose owner creates an object before some of the requests of others."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.owner = ChainWriter(self, b"o" * 8)
+        self.owner.take_over()
+        self.count, self._every = 0, every
+        self.before = self._meet
+
+    def _meet(self, *_: str) -> None:
+        self.count += 1
+        if self.count % self._every == 0:
+            self.before = lambda *_: None
+            with contextlib.suppress(FencedError):
+                self.commit()
+            self.before = self._meet
+
+    def commit(self) -> None:
+        number = self.owner.next_sequence
+        self.owner.create(self.owner.packed([data(number - 1, number, b"%d" % number)], 0))
+
+
+def test_an_owner_that_writes_during_each_request_or_two_is_taken_over(tmp_path):
+    """What it writes between the listing and the fence is a part of the chain."""
+    store = Busy(every=2)
+    new, found = take_over(store, b"n" * 8, tmp_path)
+    with pytest.raises(FencedError):
+        store.commit()
+    pieces = found.tails[TOPIC, 0].pieces
+    assert [one.next for one in pieces] == list(range(1, new.next_sequence - 1))
+    assert len(pieces) > 1
+
+
+def test_a_takeover_ends_though_its_owner_is_always_faster():
+    store = Busy(every=1)
+    with pytest.raises(UnavailableError, match="others write to it faster"):
+        ChainWriter(store, b"n" * 8).take_over()
+    store.before = lambda *_: None
+    store.commit()
+
+
+def test_the_epoch_of_a_late_fence_is_higher_than_those_that_it_has_not_read():
+    """Numbers 1 and 2 are fences of others, created behind the listing."""
+    store = MemoryStore()
+    ChainWriter(store, b"o" * 8).take_over()
+    others = [ChainWriter(store, letter * 8) for letter in (b"a", b"b")]
+
+    def take_over_first(operation: str, _: str) -> None:
+        if operation == "create":
+            store.before = lambda *_: None
+            for other in others:
+                other.take_over()
+
+    store.before = take_over_first
+    late = ChainWriter(store, b"l" * 8)
+    late.take_over()
+    last = ChainWriter(store, b"z" * 8)
+    last.take_over()
+    commits = [decode(store.objects[commit_name(number)]) for number in range(5)]
+    epochs = [one.epoch for one in commits]
+    assert epochs == sorted(set(epochs))
+    assert epochs[3:] == [late.epoch, last.epoch]
+    assert (commits[3].writer, late.next_sequence, last.next_sequence) == (b"l" * 8, 4, 5)
+    for former in (*others, late):
+        with pytest.raises(FencedError):
+            former.create(former.packed([], 0))
+
+
+def test_a_fence_whose_response_was_lost_stops_the_former_owner_too():
+    class Repeating(MemoryStore):
+        """Repeats a request without a response, and finds what the first one has created."""
+
+        def create(self, name: str, data: bytes) -> None:
+            super().create(name, data)
+            if name == commit_name(2):
+                super().create(name, data)
+
+    store = Repeating()
+    owner, new = ChainWriter(store, b"o" * 8), ChainWriter(store, b"n" * 8)
+    owner.take_over()
+    owner.create(owner.packed([data(0, 1)], 0))
+    new.take_over()
+    new.create(new.packed([data(1, 2)], 0))
+    assert list(new.commits()) == list(range(new.next_sequence))
+    with pytest.raises(FencedError):
+        owner.create(owner.packed([data(1, 2)], 0))
 
 
 def test_a_gap_in_the_chain_is_an_error():

@@ -34,9 +34,9 @@ _FIRST_SEED = {"merged without a commit": 340, "merged anywhere": 5_600}
 @pytest.mark.timeout(sized(600, 600, 3_600))
 def test_no_seed_loses_anything(tmp_path):
     kinds = set()
-    crashed = fenced = acked = bundled = merged = compacted = 0
+    crashed = fenced = acked = bundled = merged = compacted = passed = 0
     for seed in range(SEEDS):
-        world = World(seed, tmp_path / str(seed))
+        world = World(seed, tmp_path / str(seed), is_busy=seed % 3 == 0)
         problems = world.run()
         assert problems == [], f"seed {seed}"
         crashed += any(type(one.end) is Crashed for one in world.turns.owners)
@@ -44,18 +44,19 @@ def test_no_seed_loses_anything(tmp_path):
         acked += len(world.acked)
         merged += world.merged
         compacted += world.compacted
+        passed += world.passed
         kinds |= {name.split("/")[0] for name in world.store.objects}
         bundled += any(name.startswith(BUNDLES) for name in world.store.objects)
     assert len(kinds) == 2  # commits and objects
     assert min(bundled, merged, compacted) > SEEDS / 4
-    assert min(crashed, fenced) > SEEDS / 4
+    assert min(crashed, fenced, passed) > SEEDS / 4
     assert acked > 10 * SEEDS
 
 
-def found_by(tmp_path: Path, bug: str = "") -> list[str]:
+def found_by(tmp_path: Path, bug: str = "", *, is_busy: bool = False) -> list[str]:
     first = _FIRST_SEED.get(bug, 0)
     for seed in range(first, first + _BUG_SEEDS):
-        if problems := World(seed, tmp_path / str(seed), bug=bug).run():
+        if problems := World(seed, tmp_path / str(seed), bug=bug, is_busy=is_busy).run():
             return problems
     return []
 
@@ -120,6 +121,15 @@ def test_a_fence_that_is_removed_is_found(tmp_path, monkeypatch):
 def test_a_fence_that_is_not_looked_behind_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(ChainWriter, "check", lambda _: None)
     assert found_by(tmp_path)
+
+
+@PLANTED
+def test_an_epoch_that_others_between_listing_and_fence_have_is_found(tmp_path, monkeypatch):
+    def go_on(self: Any) -> None:
+        self.next_sequence += 1
+
+    monkeypatch.setattr(ChainWriter, "_pass", go_on)
+    assert any("epoch of a fence" in one for one in found_by(tmp_path, is_busy=True))
 
 
 def _take_over_without_fence(self: Any, _: int | None = None) -> None:

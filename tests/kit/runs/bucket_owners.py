@@ -40,10 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from logmirror.broker.bucket.commit_format import Commit
+
 PARTITIONS: Final = 2
 TOPIC: Final = uuid.UUID(int=7)
 _RECORD: Final = len(REMOVED)
 STEPS: Final = 60
+_BUSY: Final = 0.7
+"""How often another one creates a commit object before each fence that an owner tries to create."""
+
+_STARTS_AFTER: Final = 8
+"""In a busy bucket, so many commit objects are between the starts of two owners."""
 
 
 class Owner:
@@ -53,6 +60,7 @@ class Owner:
         self.world, self.number = world, number
         self.turn = threading.Semaphore(0)
         self.is_over = False
+        self.waits_for: Callable[[], bool] | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self._spool = spool
         self._chance = world.turns.chance
@@ -68,6 +76,12 @@ class Owner:
         self.sealed: list[list[Compacted]] = [[] for _ in range(PARTITIONS)]
         self.rows: list[list[Compacted]] = [[] for _ in range(PARTITIONS)]
 
+    def before_commit_object(self) -> None:
+        world = self.world
+        if world.is_busy and not self.is_open and self._chance.random() < _BUSY:
+            before = world.created
+            world.turns.wait_until(self, lambda: world.created > before)
+
     def before_request(self) -> str:
         self.world.turns.wait(self)
         if self._chance.random() < self.world.crash_rate:
@@ -80,7 +94,10 @@ class Owner:
 
     def _run(self) -> None:
         self.turn.acquire()
+        world = self.world
         try:
+            if world.is_busy:
+                world.turns.wait_until(self, lambda: world.created >= _STARTS_AFTER * self.number)
             self._live()
         except (Crashed, FencedError) as end:
             self.end = end
@@ -388,14 +405,24 @@ class Owner:
 
 
 class World:
-    """A bucket, its owners and what they acknowledged."""
+    """A bucket, its owners and what they acknowledged.
 
-    def __init__(self, seed: int, spool: Path, *, owners: int = 4, bug: str = "") -> None:
+    Args:
+        seed: Decides what happens.
+        spool: A folder.
+        owners: How many there are, beside the last one.
+        bug: What an owner does wrong.
+        is_busy: Whether owners commit while others try to take over.
+    """
+
+    def __init__(
+        self, seed: int, spool: Path, *, owners: int = 4, bug: str = "", is_busy: bool = False
+    ) -> None:
         self.turns = Turns(random.Random(seed))
         self.store = MemoryStore()
         self.spool, self.bug = spool, bug
         self.crash_rate = self.turns.chance.choice([0, 0.005, 0.02])
-        self.is_compacted = seed % 2 == 1
+        self.is_compacted, self.is_busy = seed % 2 == 1, is_busy
         self.acked: dict[tuple[int, int], bytes] = {}
         self.changes: list[tuple[int, bytes]] = []
         self.starts: dict[int, int] = defaultdict(int)
@@ -412,6 +439,10 @@ class World:
         self.turns.when_paused = self.readers.read_all
         self._values = self._changes = self._versions = self.merged = self.compacted = 0
         self._owners = owners
+        self.created = self.passed = 0
+        """Commit objects, and fences behind numbers that their owners have not read."""
+
+        self._end, self._epoch = -1, 0
         self.problems: list[str] = []
 
     def new_value(self) -> bytes:
@@ -425,6 +456,16 @@ class World:
     def next_change(self) -> int:
         self._changes += 1
         return self._changes
+
+    def note(self, commit: Commit) -> None:
+        """Judge a commit object that was created (K3)."""
+        self.created += 1
+        if commit.sequence < self._end:  # a number that was removed: it counts for nothing (K4)
+            return
+        if commit.is_fence and commit.epoch <= self._epoch:
+            self.problems.append(f"{commit.epoch} is the epoch of a fence behind {self._epoch}")
+        self.passed += commit.epoch > self._epoch + 1
+        self._end, self._epoch = commit.sequence, commit.epoch
 
     def run(self) -> list[str]:
         """Run the owners, then a last one that finds everything; return what is wrong."""

@@ -34,8 +34,12 @@ class Turns:
         """Run all owners to their ends."""
         one = None
         while live := [one for one in self.owners if not one.is_over]:
-            if one not in live or self.chance.random() >= self.streak:
-                one = self.chance.choice(live)
+            free = [one for one in live if one.waits_for is None]
+            due = [one for one in live if one.waits_for is not None and one.waits_for()]
+            if due:
+                one = due[0]
+            elif one not in free or self.chance.random() >= self.streak:
+                one = self.chance.choice(free or live)
             one.turn.release()
             self._main.acquire()
             self.when_paused()
@@ -44,6 +48,15 @@ class Turns:
         """Let others run."""
         self._main.release()
         owner.turn.acquire()
+
+    def wait_until(self, owner: Owner, is_done: Callable[[], bool]) -> None:
+        """Let others run until something has happened, then run at once; or until none can run."""
+        owner.waits_for = is_done
+        while not is_done() and any(
+            not one.is_over and one.waits_for is None for one in self.owners
+        ):
+            self.wait(owner)
+        owner.waits_for = None
 
     def end(self) -> None:
         """An owner's thread ends."""
@@ -64,6 +77,8 @@ class OwnStore:
         def call(*args: Any, **more: Any) -> Any:
             if threading.current_thread() is not self._owner.thread:
                 return real(*args, **more)
+            if operation == "create" and args[0].startswith(f"{COMMITS}/"):
+                self._owner.before_commit_object()
             fault = self._owner.before_request()
             if fault == "before":
                 raise UnavailableError("not sent")
@@ -81,6 +96,8 @@ class OwnStore:
     def _note(self, operation: str, args: tuple[Any, ...]) -> None:
         world = self._owner.world
         if operation == "create" and args[0].startswith(f"{COMMITS}/"):
-            world.stored.add(decode(args[1]), self._owner.number)
+            commit = decode(args[1])
+            world.stored.add(commit, self._owner.number)
+            world.note(commit)
         elif operation in {"publish", "delete"}:
             world.object_changes += 1

@@ -4,7 +4,10 @@
 - K2 An object is created and never replaced, so a number is given to one writer only.
 - K3 An owner begins with a fence, whose epoch is higher than every earlier one. The number of the
   fence is the one that the former owner would take next, so its next commit cannot be created. A
-  fence is never removed, or an owner that was paused for long could create that number.
+  fence is never removed, or an owner that was paused for long could create that number. If another
+  one has the number that seemed to be next, the fence is created behind it. Each epoch begins with
+  a number of its own, so none is higher than its number + 1: such a fence has this epoch, and what
+  is before it need not be read.
 - K4 An owner that begins checks that nothing is behind its fence: it may have been paused while the
   end of the chain moved on and the number, which it had read as the next one, was removed. Such a
   fence counts for nothing. So numbers decide which entries count, and epochs are only reported.

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from logmirror.stores.base import BlobStore
 
-_TAKEOVERS_MAX: Final = 100
+_TAKEOVERS_MAX: Final = 20
+_STEPS_MAX: Final = 50
+"""Numbers that a takeover tries behind one listing."""
 
 
 class ChainWriter:
@@ -28,7 +30,7 @@ class ChainWriter:
     Attributes:
         epoch: The owner's epoch.
         next_sequence: The number of the next object.
-        oldest: The oldest object that was needed when the log dir was taken over.
+        oldest: No older object was needed when the log dir was taken over.
     """
 
     def __init__(self, store: BlobStore, writer: bytes) -> None:
@@ -43,32 +45,65 @@ class ChainWriter:
 
         Raises:
             FencedError: The chain ends with another number.
-            UnavailableError: The store cannot be reached, or others take over all the time.
+            UnavailableError: The store cannot be reached, or others write faster all the time.
             CorruptionError: The newest object is damaged.
         """
         for _ in range(_TAKEOVERS_MAX):
             found = [
                 s for n in self._store.tail(COMMITS).names if (s := sequence_of(n)) is not None
             ]
-            epoch = 0
-            if behind not in {None, found[-1] if found else -1}:
+            end, epoch = found[-1] if found else -1, 0
+            if behind not in {None, end}:
                 raise FencedError("another broker took over this log dir", behind=behind)
             if found:
                 try:
-                    newest = decode(self._store.read(commit_name(found[-1])))
+                    newest = decode(self._store.read(commit_name(end)))
                 except KeyError:
                     continue  # its owner has created newer ones, and removed it
                 epoch, self.oldest = newest.epoch, newest.oldest
-            self.epoch, self.next_sequence = epoch + 1, found[-1] + 1 if found else 0
+            self.epoch, self.next_sequence = epoch + 1, end + 1
             try:
-                self.create(self.packed([Entry(Kind.FENCE, bytes(16))], self.oldest))
+                if behind is None:
+                    self._create_fence()
+                else:
+                    self.create(self._fence())
                 self.check()  # K4
             except FencedError:
                 if behind is not None:
                     raise
                 continue
             return
-        raise UnavailableError("other brokers take over this log dir all the time")
+        raise UnavailableError(
+            "this log dir could not be taken over: others write to it faster",
+            hint="stop the broker that owns it, then start this one again",
+        )
+
+    def _create_fence(self) -> None:
+        """Create the fence at the first number that is free (K3).
+
+        One request for each number: an owner that writes all the time would be ahead again after
+        each listing. A fence whose response was lost is passed like the object of another owner.
+
+        Raises:
+            FencedError: So many numbers were taken that a new listing is better.
+        """
+        for _ in range(_STEPS_MAX):
+            try:
+                self._store.create(commit_name(self.next_sequence), self._fence())
+            except AlreadyExistsError:
+                self._pass()
+            else:
+                self.next_sequence += 1
+                return
+        raise FencedError("the end of the chain was not reached", epoch=self.epoch)
+
+    def _pass(self) -> None:
+        """Leave a number that is taken. Its object is not read, so its epoch is not known."""
+        self.next_sequence += 1
+        self.epoch = self.next_sequence + 1  # K3
+
+    def _fence(self) -> bytes:
+        return self.packed([Entry(Kind.FENCE, bytes(16))], self.oldest)
 
     def packed(self, entries: Iterable[Entry], oldest: int) -> bytes:
         """Return the bytes of the next object."""
