@@ -178,6 +178,26 @@ def test_a_partition_without_a_leader_is_waited_for_until_the_budget_ends(hasty,
     assert fetched(hasty, T1) == b"one" * 50
 
 
+def test_one_attempt_has_a_result_or_an_error_for_each_partition(client, world, brokers):
+    assert client.try_list_offsets([T0, T1], EARLIEST) == {T0: 10, T1: 10}
+    world.topics["t"].leaders[0] = (-1, 6)
+    before = len(brokers[1].asked(LIST_OFFSETS))
+    for error in ("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE"):  # then the metadata is new
+        found = client.try_list_offsets([T0, T1], LATEST)
+        assert found[T1] == 90
+        assert isinstance(found[T0], UnavailableError)
+        assert found[T0].facts["error"] == error
+        assert (found[T0].facts["topic"], found[T0].facts["partition"]) == ("t", 0)
+        assert len(brokers[1].asked(LIST_OFFSETS)) == before + 1
+    world.topics["t"].leaders[0] = (2, 7)
+    assert client.try_list_offsets([T0, T1], LATEST) == {T0: 90, T1: 90}
+    for broker in brokers.values():
+        broker.close()
+    found = client.try_list_offsets([T0, T1], LATEST)
+    assert [error.facts["partition"] for error in found.values()] == [0, 1]
+    assert {type(error) for error in found.values()} == {UnavailableError}
+
+
 def test_no_broker_at_all_is_unavailable_and_names_each(hasty, world, brokers):
     hasty.topic("t")
     for broker in brokers.values():

@@ -7,16 +7,18 @@ killed in between.
 """
 
 import json
+import re
 from itertools import takewhile
 
 import pytest
 
 from kit.judges.clients import Message, odd_messages, produce, rows_by_librdkafka
-from kit.judges.gaps import write_transactions
-from kit.runs.commands import write_config
+from kit.judges.gaps import log_bounds, trim, write_transactions
+from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, config_text, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from kit.servers.mounted import MountingBroker
 from logmirror.failpoints import VARIABLE
 
 PARTITIONS = 2
@@ -114,3 +116,76 @@ def test_a_copy_ends_there_while_another_one_waits(tmp_path):
             for kind in kinds:
                 found = [row.value for row in rows_by_librdkafka(broker.bootstrap, kind)]
                 assert found == [b"%d" % n for n in range(end)], kind
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("preserve", marks=pytest.mark.gate("its second run waits for writers")),
+        "translate",
+        "archive",
+    ],
+)
+def test_a_limit_below_the_log_start_of_one_partition_ends_with_the_others_copied(tmp_path, kind):
+    with EmbeddedBroker(tmp_path / "source") as broker:
+        source = broker.bootstrap
+        create_topic(source, "t", PARTITIONS, {})
+        messages = [Message(None, b"%d" % n, (), START_MS + n) for n in range(50)]
+        for partition in range(PARTITIONS):
+            produce(source, "t", messages, partition=partition)
+        trim(source, "t", 1, 20)
+        if kind == "archive":
+            copy = mirror("t", source, tmp_path / "lake", form="ndjson", chain_start="earliest")
+        else:
+            copy = mirror_to_cluster("t", source, source, topic="copy", offsets=kind)
+        config = write_config(tmp_path / "copy.json", copy | {"until": {"offset": 10}})
+        for _ in range(2):
+            done = run_now(config)
+            assert done.returncode == ENDED, done.stderr
+        if kind == "archive":
+            found = [file.name for file in (tmp_path / "lake").glob("*/*/*.ndjson")]
+            assert found == [f"{0:020}-{9:020}.ndjson"]
+        else:
+            found = list(rows_by_librdkafka(source, "copy"))
+            assert [row.value for row in found] == [b"%d" % n for n in range(10)]
+            assert len(set(log_bounds(source, "copy", 1))) == 1, "no record"
+
+
+def test_a_damaged_object_holds_up_its_own_partition_alone(tmp_path):
+    """Two mirrors of one mounted archive end before the same time; one has a damaged object."""
+    topics = ("damaged", "whole")
+    until = {"until": {"time": START_MS + 102_000}}
+    with EmbeddedBroker(tmp_path / "broker") as broker:
+        to = broker.bootstrap
+        archives = []
+        for topic in topics:
+            create_topic(to, topic, PARTITIONS, {})
+            messages = [Message(None, b"%d" % n, (), START_MS + n * 1_000) for n in range(200)]
+            for partition in range(PARTITIONS):
+                one_each = {"batch.num.messages": 1}
+                produce(to, topic, messages, partition=partition, config=one_each)
+            more = {"form": "native", "max_offsets": 5, "name": topic}
+            archives.append(mirror(topic, to, tmp_path / "lake", **more))
+        assert run_now(write_config(tmp_path / "lake.json", *archives)).returncode == ENDED
+        (damaged,) = (tmp_path / "lake" / "damaged" / "1").glob(f"{100:020}-*")
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+        with MountingBroker(tmp_path / "mounted", tmp_path / "lake") as source:
+            copies = [
+                mirror_to_cluster(topic, source, to, name=topic, topic=f"{topic}-copy") | until
+                for topic in topics
+            ]
+            config = write_config(tmp_path / "copies.json", *copies)
+
+            def found():
+                return [log_bounds(to, f"{t}-copy", n)[1] for t in topics for n in (0, 1)]
+
+            with InlineRun(config, folder=tmp_path) as run:
+                wait_until(
+                    lambda: "flow waits" in run.text and found() == [102, 0, 102, 102],
+                    what=lambda: f"the copies, with {found()}: {run.text}",
+                    timeout_s=50,  # a joint request with the damaged partition takes 60 s
+                )
+                waiting = re.findall(r"flow waits: .* topic=(\S+) partition=(\d+)", run.text)
+                assert set(waiting) == {("damaged", "1")}

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.fakes.scripted import archive_spec
+from logmirror.cluster.properties import connection_settings
 from logmirror.mirror.flow_state import DAY_MS, SLICE_BYTES, FlowState, next_daily_ms
 from logmirror.mirror.plan import plan
-from logmirror.mirror.ports import FlowId, GapSummary, Receipt, SliceResult
+from logmirror.mirror.ports import FlowId, GapSummary, KafkaSpec, Receipt, SliceResult
 from logmirror.model import OffsetRange, Trigger
 
 WALL_MS = 1_700_000_000_000
@@ -59,6 +60,15 @@ def test_a_plan_changes_nothing():
 @pytest.mark.mirror_v3("FS-18", "FS-21")
 def test_nothing_pending_plans_nothing():
     assert tick(flow_state(position=100, end=100), explicit=True) == []
+
+
+def test_a_flow_into_a_cluster_has_an_empty_slice_once_its_source_was_polled():
+    spec = KafkaSpec(cluster=connection_settings("a:9092", {}), topic="t")
+    state = flow_state(end=-1, spec=spec)
+    assert tick(state) == []
+    state.observe(0, 0)
+    assert [(each.first, each.end) for each in tick(state)] == [(0, 0)]
+    assert tick(state, explicit=True) == []
 
 
 @pytest.mark.mirror_v3("FS-02")

@@ -255,6 +255,9 @@ class OneCluster:
             found |= self.clients[partition.topic].list_offsets([partition], at, **options)
         return found
 
+    def try_list_offsets(self, partitions, at):
+        return ScriptedClient.try_list_offsets(self, partitions, at)
+
     def describe_topic_configs(self, name):
         return self.clients[name].describe_topic_configs(name)
 

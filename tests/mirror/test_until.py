@@ -7,7 +7,7 @@ import pytest
 
 from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, record, service
 from logmirror.cluster.client import NO_OFFSET
-from logmirror.errors import PositionError, UsageError
+from logmirror.errors import PositionError, UnavailableError, UsageError
 from logmirror.mirror.until import Until
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import encode_reference
@@ -25,7 +25,7 @@ def log_of(*times_ms, first=0):
     )
 
 
-def run(client, store, until, spec=SPEC):
+def run(client, store, until, spec=SPEC, **options):
     """Run the service, which must return by itself."""
     clock = SteppingClock()
 
@@ -33,7 +33,7 @@ def run(client, store, until, spec=SPEC):
         assert clock.ms < 600_000, "it never ends"
 
     clock.on_sleep = on_sleep
-    with service(client, store, spec=spec, clock=clock, until=until) as (made, _):
+    with service(client, store, spec=spec, clock=clock, until=until, **options) as (made, _):
         made.run()
 
 
@@ -126,3 +126,32 @@ def test_a_lookup_that_fails_stops_its_mirror(failing):
     with pytest.raises(UsageError, match="denied"):
         run(Denied([log_of(10, 20)]), store, Until(time_ms=20))
     assert ends(store) == {}
+
+
+def test_a_failed_lookup_concerns_its_partition_alone_and_the_run_ends():
+    """The others are copied at once, without the retries of a joint request."""
+
+    class Damaged(ScriptedClient):
+        def list_offsets(self, partitions, at, **options):
+            if at >= 0 and any(each.partition == 1 for each in partitions):
+                raise UnavailableError("damaged object")
+            return super().list_offsets(partitions, at, **options)
+
+    store, client = MemoryStore(), Damaged([log_of(10, 20), log_of(10, 20), log_of(10, 20, 30)])
+    with pytest.raises(UnavailableError, match="damaged object"):
+        run(client, store, Until(time_ms=20))
+    assert ends(store) == {0: 0, 2: 0}
+
+
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_a_limit_below_the_log_start_copies_nothing_of_that_partition(offset):
+    logs = [log_of(*range(9)), log_of(*range(4), first=5)]
+    logs[1].log_start = 5
+    store, client = MemoryStore(), ScriptedClient(logs)
+    for _ in range(2):
+        run(client, store, Until(offset=offset), chain_start="earliest")
+        assert ends(store) == ({0: offset - 1} if offset else {})
+    run(client, store, Until(offset=7), chain_start="earliest")
+    assert ends(store) == {0: 6, 1: 6}
+    with pytest.raises(PositionError, match="beyond `until`"):
+        run(client, store, Until(offset=6), chain_start="earliest")

@@ -36,7 +36,7 @@ from logmirror.cluster.produce import ProducePipeline
 from logmirror.cluster.retry import MISSING_GRACE_MS
 from logmirror.cluster.router import Router
 from logmirror.cluster.transactions import TransactionalProducer
-from logmirror.errors import PositionError, UnavailableError
+from logmirror.errors import LogmirrorError, PositionError, UnavailableError
 from logmirror.wire.fetch import Fetched, FetchHead, FetchRequest
 from logmirror.wire.messages import (
     INCONSISTENT_TOPIC_ID,
@@ -193,6 +193,16 @@ class ClusterClient:
             UnavailableError: A partition had no reachable leader within the budget.
         """
         return self._offsets.list_offsets(partitions, at, read_committed=read_committed)
+
+    def try_list_offsets(
+        self, partitions: Iterable[TopicPartition], at: int
+    ) -> dict[TopicPartition, int | LogmirrorError]:
+        """Look up one offset per partition as `list_offsets` does, but without retries.
+
+        Returns:
+            An offset for each partition, or its error. An error is not raised.
+        """
+        return self._offsets.try_list_offsets(partitions, at)
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
         """Look up log end offsets, with one request per leader.

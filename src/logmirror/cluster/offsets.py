@@ -84,6 +84,25 @@ class Offsets:
         call = self._list_offsets_call(at, read_committed=read_committed)
         return self._router.ask_leaders(partitions, call, "could not look up offsets", at=at)
 
+    def try_list_offsets(
+        self, partitions: Iterable[TopicPartition], at: int
+    ) -> dict[TopicPartition, int | LogmirrorError]:
+        """See `ClusterClient.try_list_offsets`. After an error the next request has new leaders."""
+        wanted = list(partitions)
+        call = self._list_offsets_call(at, read_committed=True)
+        found: dict[TopicPartition, int | LogmirrorError]
+        try:
+            found = self._router.each_leader(wanted, call)
+        except LogmirrorError as error:
+            found = dict.fromkeys(wanted, error)
+        for partition, response in found.items():
+            if isinstance(response, LogmirrorError):
+                found[partition] = response.copy(
+                    topic=partition.topic, partition=partition.partition, at=at
+                )
+                self._router.topology.forget()
+        return found
+
     def list_offsets_once(
         self, partition: TopicPartition, at: int, *, read_committed: bool
     ) -> int | None:

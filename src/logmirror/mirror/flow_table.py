@@ -89,10 +89,8 @@ class FlowTable:
 
         self.stopped = stopped
 
-    @property
-    def all_polled(self) -> bool:
-        """Whether the source's end is known for each flow."""
-        return all(state.source_end >= 0 for state in self.states.values())
+        self.ends = False
+        """Whether all flows end: those without a target, too, as soon as their source responds."""
 
     @property
     def all_reached(self) -> bool:
@@ -110,22 +108,29 @@ class FlowTable:
         self.mirror_of[state.flow], self.states[state.flow] = mirror, state
 
     def set_targets(self) -> None:
-        """End each flow that has no target yet at the last known end of its source."""
+        """End each polled flow that has no target yet at the last known end of its source."""
         for state in self.states.values():
-            if state.target is None:
+            if state.target is None and state.source_end >= 0:
                 state.target = max(state.source_end, state.position)
+
+    def gives_up_next(self, state: FlowState) -> bool:
+        """Whether a flow gives up at its next failure."""
+        return self._ends(state) and state.failures + 1 >= ATTEMPTS_UNTIL_NOW
+
+    def _ends(self, state: FlowState) -> bool:
+        return self.ends or state.target is not None
 
     def fail(self, state: FlowState, error: LogmirrorError, hold: Hold | None = None) -> None:
         """Make a flow back off, or stop its mirror if the error is not retriable.
 
-        A hold lengthens the back-off. A flow with a target gives up after `ATTEMPTS_UNTIL_NOW`
+        A hold lengthens the back-off. A flow that ends gives up after `ATTEMPTS_UNTIL_NOW`
         consecutive failures.
         """
         if not isinstance(error, RETRIABLE):
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return
         wait_ms = state.failed(self._clock.monotonic_ms(), hold)
-        if state.target is not None and state.failures >= ATTEMPTS_UNTIL_NOW:
+        if self._ends(state) and state.failures >= ATTEMPTS_UNTIL_NOW:
             self.stop_mirror(state.flow.mirror, error, state.flow)
             return
         self._observer.flow_waits(state, error, wait_ms)

@@ -141,7 +141,6 @@ class Lane:
         self._source_poll = SourcePoll(self.table, context)
         self._tick = Tick(self.table, context, engine, progress)
         self._record_lag = RecordLag(context.brief_client, context.clock, context.observer)
-        self._has_targets = False
         self._ends = all(mirror.until for mirror in mirrors)
 
     @property
@@ -174,25 +173,26 @@ class Lane:
         """
         table, stopping = self.table, stopping_since_ms is not None
         until_now |= self._ends
+        table.ends = until_now
+        has_targets = until_now or stopping
         with self.progress.doing("open"):
             self._discovery.run(until_now=until_now)
         with self.progress.doing("poll"):
             self._source_poll.check_drift()
             self._source_poll.poll()
         table.drop_stopped()
-        if self._has_targets or ((until_now or stopping) and table.all_polled):
+        if has_targets:
             table.set_targets()
-            self._has_targets = True
         if self._is_late(stopping_since_ms):
             self._log_unflushed()
             return "done"
-        ran_slices = self._tick.run(explicit=self._has_targets, follows=not until_now)
+        ran_slices = self._tick.run(explicit=has_targets, follows=not until_now)
         self._record_lag.update(table.states, table.mirror_of)
         self.progress.made()
         if ran_slices:
             table.drop_stopped()
             return "ran"
-        is_done = self._has_targets and table.all_reached
+        is_done = has_targets and table.all_reached
         if is_done and not table.unopened:
             return "done"
         if is_done or (stopping and table.all_back_off):

@@ -70,13 +70,13 @@ def plan(
         At most one slice for each flow that publishes, and further, staged ones if slots would be
         idle and the flow's backlog is long. A flow into a cluster has a slice in every tick, even
         an empty one, which follows the source. With `explicit`, flows that have reached their end
-        have none.
+        have none. A flow whose source was not polled yet has none.
     """
     due = []
     for state in (each for each in states if each.is_free(now_ms)):
         archive = state.destination
         if not isinstance(archive, ArchiveSpec):
-            if state.pending or not explicit:
+            if state.pending or (state.source_end >= 0 and not explicit):
                 due.append(_Due(state, None))
             continue
         if not state.pending:

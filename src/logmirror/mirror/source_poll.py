@@ -15,8 +15,9 @@ from logmirror.mirror.opening import Opening
 from logmirror.mirror.source_views import compared_views
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.mirror.flow_state import FlowState
     from logmirror.mirror.flow_table import FlowTable, LoopContext
@@ -49,19 +50,23 @@ class SourcePoll:
     def poll(self) -> None:
         """Read the last stable offset of each flow that neither backs off nor is at its target.
 
-        One request per broker, whatever the number of partitions.
+        One request per broker, whatever the number of partitions. A partition that does not respond
+        holds up the others once at most.
         """
         now_ms = self._clock.monotonic_ms()
         wall_ms = self._clock.now_ms()
         by_source: dict[ConnectionSettings, list[FlowState]] = defaultdict(list)
         for flow, state in self._table.states.items():
-            if not state.reached and not state.backs_off(now_ms):
+            if not state.reached:
                 by_source[self._table.mirror_of[flow].source].append(state)
-        for source, states in by_source.items():
-            partitions = {state.flow.source for state in states}
+        for source, of_source in by_source.items():
+            states = [state for state in of_source if not state.backs_off(now_ms)]
+            if not states:
+                continue
             try:
                 client = self._context.client(source)
-                ends = client.list_offsets(partitions, LATEST)
+                ends = self._ends(client, states, of_source)
+                states = [state for state in states if state.flow.source in ends]
                 limits = until.limits(client, self._wanted(states), ends, self._clock)
             except LogmirrorError as error:
                 self._poll_failed(states, error)
@@ -69,6 +74,36 @@ class SourcePoll:
             for state in states:
                 self._update(state, ends[state.flow.source], limits, now_ms, wall_ms)
         failpoints.reach("plan.positions")
+
+    def _ends(
+        self, client: ClusterClient, states: Sequence[FlowState], of_source: Iterable[FlowState]
+    ) -> Mapping[TopicPartition, int]:
+        """Return the ends of the partitions that respond; fail the flows of the others.
+
+        After a failure, one attempt without retries finds the partitions that respond. It includes
+        those of flows that back off: if any responds, the failed ones are not waited for, except
+        before their flows give up.
+
+        Raises:
+            LogmirrorError: No partition has responded, or, without a failure before, one has not.
+        """
+        if any(state.failures for state in states):
+            found = client.try_list_offsets({each.flow.source for each in of_source}, LATEST)
+            ends = {at: end for at, end in found.items() if not isinstance(end, LogmirrorError)}
+            if ends:
+                silent = [state for state in states if state.flow.source not in ends]
+                last = [state for state in silent if self._table.gives_up_next(state)]
+                try:
+                    if last:
+                        ends |= client.list_offsets({state.flow.source for state in last}, LATEST)
+                except LogmirrorError as error:
+                    found |= {state.flow.source: error for state in last}
+                for state in silent:
+                    end = found[state.flow.source]
+                    if state.flow.source not in ends and isinstance(end, LogmirrorError):
+                        self._poll_failed([state], end.copy())
+                return ends
+        return client.list_offsets({state.flow.source for state in states}, LATEST)
 
     def _wanted(self, states: Iterable[FlowState]) -> Iterator[tuple[TopicPartition, until.Until]]:
         """Yield where the flows end that have no target yet."""

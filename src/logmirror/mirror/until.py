@@ -17,7 +17,7 @@ from logmirror.cluster.client import NO_OFFSET
 from logmirror.errors import LogmirrorError, PositionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -63,12 +63,10 @@ def limits(
         else:
             by_time[until].add(partition)
     for until, partitions in by_time.items():
-        try:
-            firsts = client.list_offsets(partitions, until.time_ms or 0)
-        except LogmirrorError as error:
-            found |= {(at, until): error.copy() for at in partitions}
-            continue
-        for at, first in firsts.items():
+        for at, first in _firsts(client, partitions, until.time_ms or 0).items():
+            if isinstance(first, LogmirrorError):
+                found[at, until] = first
+                continue
             offsets = range(first, ends[at] if first != NO_OFFSET else first)
             try:
                 limit = _first_committed(client, at, offsets, until, clock)
@@ -78,6 +76,19 @@ def limits(
             if limit is not None:
                 found[at, until] = limit
     return found
+
+
+def _firsts(
+    client: ClusterClient, partitions: Collection[TopicPartition], time_ms: int
+) -> Mapping[TopicPartition, int | LogmirrorError]:
+    """Look up the first offsets since a time; with retries only if no partition responds."""
+    firsts = client.try_list_offsets(partitions, time_ms)
+    if not all(isinstance(first, LogmirrorError) for first in firsts.values()):
+        return firsts
+    try:
+        return client.list_offsets(partitions, time_ms)
+    except LogmirrorError as error:
+        return {at: error.copy() for at in partitions}
 
 
 def _first_committed(
@@ -95,6 +106,8 @@ def _first_committed(
 def limited(state: FlowState, limit: int | LogmirrorError | None, end: int) -> int:
     """Return where a flow ends: at the limit, or at the source's end if that is lower.
 
+    A flow that is at the source's log start has copied nothing beyond a limit below it.
+
     Raises:
         PositionError: The destination has records beyond the limit.
         LogmirrorError: The lookup of the limit failed.
@@ -103,7 +116,7 @@ def limited(state: FlowState, limit: int | LogmirrorError | None, end: int) -> i
         return end
     if isinstance(limit, LogmirrorError):
         raise limit
-    if state.position > limit:
+    if state.position > max(limit, state.log_start):
         raise PositionError(
             "the destination has records beyond `until`",
             hint="copy to a new topic or directory, or remove `until`",

@@ -93,6 +93,16 @@ class _View(ABC):
             return {each: log.start for each, log in logs.items()}
         return {each: _end(log, read_committed=read_committed) for each, log in logs.items()}
 
+    def try_list_offsets(
+        self, partitions: Iterable[TopicPartition], at: int
+    ) -> dict[TopicPartition, int | LogmirrorError]:
+        """See `ClusterClient.try_list_offsets`."""
+        wanted = list(partitions)
+        try:
+            return {**self.list_offsets(wanted, at)}
+        except LogmirrorError as error:
+            return {each: error.copy() for each in wanted}
+
     def epoch_ends(
         self, epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, EpochEnd | None]:

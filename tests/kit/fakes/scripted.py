@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.cluster.client import EARLIEST, NO_OFFSET, FetchResult
-from logmirror.errors import PositionError
+from logmirror.errors import LogmirrorError, PositionError
 from logmirror.locations import FolderLocation
 from logmirror.mirror.ports import ArchiveSpec, Slice, SliceResult, Work
 from logmirror.mirror.service import LanePorts, Service
@@ -125,6 +125,15 @@ class ScriptedClient:
             tp: self.logs[tp].log_start if at == EARLIEST else self.logs[tp].end
             for tp in partitions
         }
+
+    def try_list_offsets(self, partitions, at):
+        found = {}
+        for partition in partitions:
+            try:
+                found |= self.list_offsets([partition], at)
+            except LogmirrorError as error:
+                found[partition] = error
+        return found
 
     def epoch_ends(self, epochs):
         return {tp: self.logs[tp].epoch_end(epoch) for tp, epoch in epochs.items()}
