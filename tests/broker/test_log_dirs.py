@@ -10,7 +10,7 @@ import itertools
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, TopicPartition
 
 from logmirror.broker.log_dirs.placement import LogDirs, ends_path
 from logmirror.errors import CorruptionError, UnavailableError
@@ -86,6 +86,44 @@ def test_a_directory_that_is_given_twice_is_refused(tmp_path):
         refused = pytest.raises(UnavailableError, match="given twice, or is in another one")
         with refused, start(tmp_path / "a", second):
             pass
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_deleted_topic_does_not_come_back_with_the_directory_that_was_away(tmp_path, is_lost):
+    """Its name is refused until the directory is back, or a new one has an empty folder."""
+    a, b, away = tmp_path / "a", tmp_path / "b", tmp_path / "away"
+
+    def create(kafka):
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.create_topics([NewTopic("orders", 2)])["orders"].result(TIMEOUT_S)
+
+    with start(a, b, topics={"orders": 2}) as kafka:
+        write(kafka, "orders", 2)
+    assert folders(a, b) == [["orders/0"], ["orders/1"]]
+    b.rename(away)
+    with start(a) as kafka:
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        admin.delete_topics(["orders"])["orders"].result(TIMEOUT_S)
+        with pytest.raises(Exception, match="files of a deleted topic of this name are left"):
+            create(kafka)
+    with (
+        start(a) as kafka,
+        pytest.raises(Exception, match="files of a deleted topic of this name are left"),
+    ):
+        create(kafka)
+    if is_lost:
+        (b / "orders" / "1").mkdir(parents=True)
+    else:
+        away.rename(b)
+
+    with start(a, b) as kafka:
+        assert folders(a, b) == [[], []]
+        create(kafka)
+        write(kafka, "orders", 2)
+        consumer = KafkaConsumer("orders", bootstrap_servers=kafka.bootstrap_servers)
+        ends = consumer.end_offsets([TopicPartition("orders", partition) for partition in range(2)])
+        consumer.close()
+        assert [*ends.values()] == [1, 1]
 
 
 def test_a_new_partition_goes_to_the_directory_with_the_fewest(tmp_path):

@@ -16,6 +16,8 @@ A change is durable when the call returns. Schema 2 and 3:
                                             see `bucket.residences`
     left_partitions(residence, name, partition)
                                             whose objects are not all removed
+    deleted_partitions(topic_id, partition)
+                                            whose folder is away, see `topic_removal`
     broker_configs(scope, name, value)      see `dynamic_configs`
     quotas(entity, name, value)             entity: JSON, as `quotas.entities` writes it
 

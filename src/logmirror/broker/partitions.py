@@ -63,12 +63,15 @@ class Partitions:
         self.ends = DurableEnds(self._ends_path(), disk)
         if self._is_explicit and options.disk_dirs:
             store.note_disks()
+        if len(self.dirs.paths) > 1:
+            store.note_several_dirs()
         self._producers = ProducerLimit(options.max_producers)
         self.when_failed: Callable[..., None] = lambda _error, *_paths: None
         """Called after an error of a disk, with paths in the log directories; see `suspect` in
         `dir_failures`."""
 
         self._leftovers: Leftovers | None = None
+        self._away: set[tuple[bytes, int]] = set()
         self._older: dict[tuple[bytes, int], DurableEnd] = {}
         self._new_ends: list[tuple[EndSlot, DurableEnd]] = []
         self._synced: set[Path] = set()
@@ -82,7 +85,7 @@ class Partitions:
                 "a log directory on a disk is missing",
                 hint="give all directories that the broker had. If the disk is lost: start the "
                 "broker with the bucket alone, and it serves the partitions that are there",
-                paths=[str(one) for one in dirs],
+                given=[str(one) for one in dirs],
             )
         return path
 
@@ -170,6 +173,7 @@ class Partitions:
         """Store what the start has found. Blocks."""
         if (found := self._leftovers) is not None:
             self._store.change_moves(found.renewed, found.ended, found.left)
+            self._away = found.away
         self.ends.record_all(self._new_ends)
         self._store.drop_older_durable_ends()
         self._new_ends, self._older = [], {}
@@ -178,6 +182,10 @@ class Partitions:
         """Return the moves that continue, with their targets, and the folders to be removed."""
         found, self._leftovers = self._leftovers, None
         return (found.unfinished, found.folders) if found is not None else ([], [])
+
+    def left_of(self, topic_id: bytes) -> set[int]:
+        """Return the partitions that have an old folder in a directory that was not given."""
+        return {number for one, number in self._away if one == topic_id}
 
     # New partitions
 

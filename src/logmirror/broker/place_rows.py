@@ -29,6 +29,9 @@ CREATE TABLE IF NOT EXISTS left_partitions (
     residence BLOB NOT NULL, name TEXT NOT NULL, partition INTEGER NOT NULL,
     PRIMARY KEY (residence, partition)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS deleted_partitions (
+    topic_id BLOB NOT NULL, partition INTEGER NOT NULL, PRIMARY KEY (topic_id, partition)
+) WITHOUT ROWID;
 """
 _INSERT_LEFT: Final = "INSERT OR REPLACE INTO left_partitions VALUES (?, ?, ?)"
 
@@ -139,6 +142,31 @@ class PlaceRows:
     def note_disks(self) -> None:
         """Store that it has."""
         self._database.setting("disks", "used")
+
+    @property
+    def has_several_dirs(self) -> bool:
+        """Whether the broker had more than one log directory."""
+        return self._has_setting("several_dirs")
+
+    def note_several_dirs(self) -> None:
+        """Store that it has."""
+        self._database.setting("several_dirs", "used")
+
+    def deleted_partitions(self, topic_id: bytes) -> set[int]:
+        """Return the partitions of a deleted topic with a folder that is away.
+
+        It is in a log directory that failed, or was not given.
+        """
+        with self._database.transaction() as database:
+            select = "SELECT partition FROM deleted_partitions WHERE topic_id = ?"
+            return {number for (number,) in database.execute(select, (topic_id,))}
+
+    def set_deleted_partitions(self, topic_id: bytes, partitions: Collection[int]) -> None:
+        """Store that, also before the deletion itself."""
+        with self._database.transaction() as database:
+            database.execute("DELETE FROM deleted_partitions WHERE topic_id = ?", (topic_id,))
+            insert = "INSERT INTO deleted_partitions VALUES (?, ?)"
+            database.executemany(insert, [(topic_id, number) for number in partitions])
 
     @property
     def is_placed_explicitly(self) -> bool:

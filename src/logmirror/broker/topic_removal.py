@@ -2,6 +2,9 @@
 
 A deletion is in the database until nothing is left of the topic on a disk and in the bucket. Until
 then each start comes here again.
+
+The folder of a partition may be away: in a log directory that failed, or was not given. So a
+deletion has a list of these partitions. A partition leaves the list when a start finds its folder.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from typing import TYPE_CHECKING
 from logmirror.broker.moves.move import remove_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import uuid
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -35,8 +39,9 @@ class TopicRemoval:
         bucket: The one in a bucket, if there is one.
 
     Attributes:
-        left_behind: Deleted topics whose files could not all be removed. The next start removes all
-            that have these names, so no topic of such a name is created until then.
+        left_behind: Deleted topics whose files could not all be removed. A start with their
+            directories removes all that have these names, so no topic of such a name is created
+            until then.
     """
 
     def __init__(
@@ -51,6 +56,28 @@ class TopicRemoval:
         self._disk, self._dirs, self._bucket = disk, dirs, bucket
         self._removing: set[Residence] = set()
         self.left_behind: set[str] = set()
+
+    def begin(
+        self, name: str, topic_id: uuid.UUID, logs: Sequence[PartitionLog], left: Collection[int]
+    ) -> None:
+        """Store that a topic is deleted. Blocks.
+
+        Args:
+            name: The topic's name.
+            topic_id: Its ID.
+            logs: Its logs.
+            left: Partitions with an old folder that is away.
+        """
+        if self._dirs.on_disk and self._store.has_several_dirs:
+            away = {number for number, log in enumerate(logs) if self._is_away(log)}
+            self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), {*left, *away})
+        self._store.begin_deletion(name)
+
+    def _is_away(self, log: PartitionLog) -> bool:
+        """Whether a partition had records on a disk, and its folder is away."""
+        if log.failure is None or not _has_end(log):
+            return False
+        return not self._dirs.having(log.folder.parent.name, int(log.folder.name))
 
     def remove(
         self,
@@ -71,6 +98,9 @@ class TopicRemoval:
             is_free: False: there is another topic of this name. It was created when no file of the
                 deleted one was left, so all files are its own.
         """
+        listed = self._listed(row, is_start=not logs) if is_free else set[int]()
+        if listed:
+            self.left_behind.add(row.name)
         self._note_left(row, places)
         folders = self._dirs.folders(row.name) if is_free else []
         try:
@@ -80,6 +110,8 @@ class TopicRemoval:
             raise
         finally:
             self._note_left(row, places)  # a directory may have failed meanwhile
+            if row.name in self.left_behind:
+                self._list(row.topic_id, listed, listed | set(self._left(logs, places)))
             if self._bucket is not None:
                 here = [log for log in logs if self._bucket.is_open(log)]
                 self._bucket.delete_topic(row, here, lambda: self._forget(row))
@@ -87,6 +119,34 @@ class TopicRemoval:
         self._remove_folders(one for one in folders if one.parent == self._dirs.work_dir)
         if self._bucket is None and row.name not in self.left_behind:
             self._store.end_deletion(row.topic_id)
+
+    def _listed(self, row: TopicRow, *, is_start: bool) -> set[int]:
+        """Return the partitions whose folder is away; without those that a start has found.
+
+        That is stored before they are removed: afterwards they cannot be found.
+        """
+        listed = self._store.deleted_partitions(row.topic_id.bytes)
+        if not self._dirs.on_disk:  # what is in the bucket is known by its rows
+            return set()
+        if not is_start:
+            return listed
+        left = {number for number in listed if not self._dirs.having(row.name, number)}
+        self._list(row.topic_id, listed, left)
+        return left
+
+    def _list(self, topic_id: uuid.UUID, before: set[int], after: set[int]) -> None:
+        if after != before:
+            self._store.set_deleted_partitions(topic_id.bytes, after)
+
+    def _left(self, logs: Sequence[PartitionLog], places: Sequence[Path]) -> Iterator[int]:
+        """Yield the partitions whose folders on disks were not removed."""
+        for folder in places:
+            log_dir, number = folder.parent.parent, int(folder.name)
+            if log_dir == self._dirs.work_dir:
+                continue
+            has_folder = folder != logs[number].folder or _has_end(logs[number])
+            if has_folder and (log_dir in self._dirs.offline or _may_exist(folder)):
+                yield number
 
     def _remove_folders(self, folders: Iterable[Path]) -> None:
         for folder in folders:
@@ -124,3 +184,16 @@ class TopicRemoval:
                 self._executor.submit(end)
 
         self._bucket.remove_residence(residence, forget)
+
+
+def _has_end(log: PartitionLog) -> bool:
+    """Whether a partition has a durable end: one without records may have no folder."""
+    end = log.end_slot.end if log.end_slot is not None else None
+    return end is not None and end.offset > 0
+
+
+def _may_exist(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:
+        return True

@@ -231,7 +231,10 @@ class Topics:
             )
         self._check_room(partition_count)
         if name in self.removal.left_behind:
-            reason = "files of a deleted topic of this name are left; the next start removes them"
+            reason = (
+                "files of a deleted topic of this name are left; "
+                "the next start with all log directories removes them"
+            )
             raise RefusedTopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         if self.dirs.folders(name):
             reason = "the log directory holds a folder of this name that belongs to no topic"
@@ -389,7 +392,9 @@ class Topics:
     async def _delete(self, topic: Topic) -> None:
         self._check_there(topic)
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._store.begin_deletion, topic.name)
+        id_, left = topic.topic_id, self.partitions.left_of(topic.topic_id.bytes)
+        begin = self.removal.begin
+        await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, left)
         del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
         self.version += 1
         self.when_deleted(topic.name)

@@ -274,9 +274,10 @@ def test_e94_a_source_that_fails_ends_the_move_and_its_copy_is_not_served(failin
         assert partition.log_end >= 6_900
 
 
-def test_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start(failing):
-    dirs = failing.dirs
-    failing.create("t", dirs.b)
+def test_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start_with_it(failing):
+    """Until then no topic of its name is created, also not by a broker without the directory."""
+    dirs, left = failing.dirs, "the next start with all log directories removes them"
+    failing.create("t", dirs.b, 2)  # one has no records, and no folder
     failing.create("t2", dirs.a)
     failing.disk.fail()
     failing.write_until_refused("t")
@@ -285,10 +286,13 @@ def test_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start(f
     delete_topic(dirs.bootstrap, "t")
     delete_topic(dirs.bootstrap, "t2")
     create_topic(dirs.bootstrap, "t2", 1, {})
-    with pytest.raises(Exception, match="the next start removes them"):
+    with pytest.raises(Exception, match=left):
         create_topic(dirs.bootstrap, "t", 1, {})
 
     dirs.broker.kill()
+    for _ in range(2):
+        with EmbeddedBroker(dirs.broker.folder) as alone, pytest.raises(Exception, match=left):
+            create_topic(alone.bootstrap, "t", 1, {})
     failing.disk.repair()
     assert dirs.names("t") == ["b/0"]
     dirs.broker.start()

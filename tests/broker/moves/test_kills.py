@@ -174,6 +174,27 @@ def test_e81_the_order_of_the_directories_decides_nothing(dirs, before, point, t
     check_served(dirs, new, before, END + 100)
 
 
+@pytest.mark.slow
+@pytest.mark.move("E73", "E82", "E85")
+def test_e73_without_its_old_directory_a_move_is_completed_by_the_start_that_has_it(dirs, before):
+    """Killed at the swap. The start without the directory does not forget the old folder."""
+    dirs.move("t", dirs.b)
+    dirs.wait_clean("t", "b/0")
+    restart(dirs, "move.swapped")
+    with dirs.client() as client, contextlib.suppress(EOFError):  # killed before the response
+        assert client.move_one("t", dirs.a) == NONE
+    wait_killed(dirs, "move.swapped")
+    dirs.broker.kill()
+    away = dirs.b.with_name("away")
+    dirs.b.rename(away)
+    with EmbeddedBroker(dirs.broker.folder, segment_bytes=20_000) as alone:
+        check_served(TwoDirs(alone, dirs.a, dirs.b), dirs.a, before, END)
+    away.rename(dirs.b)
+    assert dirs.names("t") == ["b/0", f"{dirs.a.name}/0"]
+    dirs.broker.start()
+    check_served(dirs, dirs.a, before, END + 100)
+
+
 def check_served(
     dirs: TwoDirs, place: Path, expected: list[tuple[int, bytes | None]], end: int
 ) -> None:

@@ -6,6 +6,8 @@ of the statements of moves.
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +18,23 @@ from broker.moves.test_requests import BATCH, NONE, UNKNOWN, fill
 from kit.judges.partition_client import Appended
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
-from kit.servers.kafka import create_topic
+from kit.servers.kafka import create_topic, delete_topic
 from logmirror.broker.apis import Api
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log_dirs.placement import LogDirs, absolute
+from logmirror.broker.metadata import MetadataStore, TopicRow
+from logmirror.broker.moves.leftovers import Leftovers
+from logmirror.broker.moves.move import mark_of
+from logmirror.broker.place_rows import MoveRow
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 COPY = f"0.{'0' * 32}-future"
 OLD = f"0.{'a' * 32}-delete"
+NONCE = "0" * 32
+ROW = TopicRow(name="t", topic_id=uuid.uuid4(), partition_count=1, configs={})
+KEY = ROW.topic_id.bytes, 0
 
 
 def served(dirs: TwoDirs, topic: str) -> list[int]:
@@ -123,3 +134,80 @@ def test_e82_without_the_target_of_a_move_the_partition_is_served_and_not_moved(
     with dirs.client() as client:
         assert client.where("t") == {str(dirs.a): (61 * len(BATCH), 0, False)}
     assert served(dirs, "t") == [*range(6_100)]
+
+
+def at_a_start(tmp_path: Path, *names: str, is_in_bucket: bool = False) -> Leftovers:
+    """What a start with these directories finds, after a swap into `a` or into the bucket."""
+    dirs = LogDirs([tmp_path / name for name in names], bucket="s3://x", work_dir=tmp_path / "work")
+    target = "s3://x" if is_in_bucket else absolute(tmp_path / "a")
+    found = Leftovers(dirs, Disk(), {KEY: MoveRow(*KEY, target, NONCE)}, lambda *_: is_in_bucket)
+    found.finish(ROW, 0)
+    return found
+
+
+@pytest.mark.move("E73", "E82")
+@pytest.mark.parametrize("place", ["b", "d"])
+def test_a_move_is_not_complete_before_a_start_has_its_old_directory(tmp_path, place):
+    """Also if that has another name by then."""
+    new, old = tmp_path / "a/t/0", tmp_path / place / "t/0"
+    new.mkdir(parents=True)
+    mark_of(new, NONCE).write_text(absolute(tmp_path / "b"))
+
+    found = at_a_start(tmp_path, "a", "c")
+    assert (found.ended, found.unfinished) == ([], [])
+    assert found.away == {KEY}
+    assert mark_of(new, NONCE).exists()
+
+    old.mkdir(parents=True)
+    found = at_a_start(tmp_path, "a", "c", place)
+    assert (found.ended, found.away) == ([KEY], set())
+    assert old.with_name(f"0.{NONCE}-delete").is_dir()
+    assert not mark_of(new, NONCE).exists()
+
+
+@pytest.mark.move("E73")
+@pytest.mark.parametrize("source", ["b", ""])
+def test_a_move_without_an_old_folder_is_complete_in_its_directory(tmp_path, source):
+    """A partition without records has none. An earlier version did not note the directory."""
+    new = tmp_path / "a/t/0"
+    new.mkdir(parents=True)
+    mark_of(new, NONCE).write_text(source and absolute(tmp_path / source))
+    found = at_a_start(tmp_path, "a", "b")
+    assert (found.ended, found.away) == ([KEY], set())
+
+
+@pytest.mark.move("E73", "E82")
+def test_a_move_into_a_bucket_is_not_complete_before_a_start_has_its_old_directory(tmp_path):
+    found = at_a_start(tmp_path, "a", is_in_bucket=True)
+    assert (found.ended, found.away) == ([], {KEY})
+    (tmp_path / "b/t/0").mkdir(parents=True)
+    found = at_a_start(tmp_path, "a", "b", is_in_bucket=True)
+    assert (found.ended, found.away) == ([KEY], set())
+    assert found.folders == [tmp_path / "b/t" / f"0.{NONCE}-delete"]
+
+
+@pytest.mark.move("E64", "E73")
+def test_a_topic_is_deleted_that_has_an_old_folder_in_a_directory_that_is_away(dirs, tmp_path):
+    """Its name is refused until that folder is removed."""
+    dirs.create("t")
+    dirs.move("t", dirs.b)
+    fill(dirs, "t", 3)
+    dirs.broker.kill()
+    shutil.copytree(dirs.b / "t", dirs.a / "t")
+    mark_of(dirs.a / "t/0", NONCE).write_text(str(dirs.b))
+    store = MetadataStore(dirs.a / ".logmirror" / "broker.sqlite")
+    [row] = store.topics()
+    store.change_moves([MoveRow(row.topic_id.bytes, 0, str(dirs.a), NONCE)], [])
+    store.close()
+    dirs.b.rename(tmp_path / "away")
+    with EmbeddedBroker(dirs.broker.folder) as alone:
+        assert served(TwoDirs(alone, dirs.a, dirs.b), "t") == [*range(300)]
+        delete_topic(alone.bootstrap, "t")
+        with pytest.raises(Exception, match="files of a deleted topic of this name are left"):
+            create_topic(alone.bootstrap, "t", 1, {})
+    (tmp_path / "away").rename(dirs.b)
+    assert dirs.names("t") == ["b/0"]
+    dirs.broker.start()
+    assert dirs.names("t") == []
+    create_topic(dirs.bootstrap, "t", 1, {})
+    assert served(dirs, "t") == []

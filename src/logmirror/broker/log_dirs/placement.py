@@ -82,8 +82,9 @@ class LogDirs:
         return [path / topic for path in paths if (path / topic).exists()]
 
     def having(self, topic: str, partition: int) -> list[Path]:
-        """Return the folders of a partition on disks."""
-        found = [path / topic / str(partition) for path in self.on_disk]
+        """Return the folders of a partition on disks, except in directories that are offline."""
+        paths = [path for path in self.on_disk if path not in self.offline]
+        found = [path / topic / str(partition) for path in paths]
         return [folder for folder in found if folder.is_dir()]
 
     def in_bucket(self, topic: str, partition: int) -> Path:

@@ -2,12 +2,15 @@
 
 row, and the partition is in the target     moved: the old folder is removed
 row, and the partition is not there         continues: the copy is used again
+row, and the partition is in the target,    moved; the row is kept until a start finds the old
+  but its old directory is not given        folder
 row, and the target is not given any more   forgotten, if the partition is in one place
 -future, -delete without a row              removed
 
 For a move from or to a bucket the row of the residence decides (`bucket.residences`):
 
-move into the bucket, and the row is there  moved: the folder on the disk is removed
+move into the bucket, and the row is there  moved: the folder on the disk is removed; the row of the
+                                            move is kept until a start finds it
 move into the bucket, and it is not         continues: the objects are used again, unless the chain
                                             has commits of it
 move out of it, and the row is there        continues: the folder on the disk is its copy
@@ -23,7 +26,14 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final
 
-from logmirror.broker.moves.move import DELETE, FUTURE, finish_swap, free_name, mark_of
+from logmirror.broker.moves.move import (
+    DELETE,
+    FUTURE,
+    finish_swap,
+    free_name,
+    mark_of,
+    source_of,
+)
 from logmirror.broker.place_rows import Residence
 from logmirror.clock import new_nonce
 
@@ -55,6 +65,7 @@ class Leftovers:
         left: The residences that they had.
         ended: Those that are complete, or forgotten.
         folders: What is to be removed.
+        away: Partitions that have an old folder in a directory that was not given.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class Leftovers:
         self.left: list[Residence] = []
         self.ended: list[tuple[bytes, int]] = []
         self.folders: list[Path] = []
+        self.away: set[tuple[bytes, int]] = set()
         self._copies: set[Path] = set()
 
     def finish(self, row: TopicRow, partition: int) -> None:
@@ -105,6 +117,11 @@ class Leftovers:
         found.remove(new)
         if found and not mark_of(new, move.nonce).exists():
             return  # put there by hand: both are left alone
+        source = source_of(new, move.nonce)
+        is_given = not source or source in self._dirs.by_name
+        if not (found or is_given or self._has_gone(move, new.parent.name)):
+            self.away.add((move.topic_id, move.partition))
+            return
         for place in self._dirs.on_disk:  # a rename by an earlier start may not be durable
             if place != target:
                 finish_swap(self._disk, place / new.parent.name / new.name, new, move.nonce)
@@ -125,10 +142,18 @@ class Leftovers:
             return
         if len(found) == 1:  # else one was put there by hand
             self.folders.append(free_name(self._disk, found[0], move.nonce))
+        elif not found and not self._has_gone(move, topic):  # there was one, see `needs_tail`
+            self.away.add((move.topic_id, move.partition))
+            return
         elif not found:  # a rename by an earlier start may not be durable
             for place in self._dirs.on_disk:
                 free_name(self._disk, place / topic / str(move.partition), move.nonce)
         self.ended.append((move.topic_id, move.partition))
+
+    def _has_gone(self, move: MoveRow, topic: str) -> bool:
+        """Whether the old folder has another name already."""
+        name = f"{move.partition}.{move.nonce}{DELETE}"
+        return any((place / topic / name).exists() for place in self._dirs.on_disk)
 
     def _finish_out_of_bucket(self, move: MoveRow, target: Path, new: Path) -> None:
         """See H1 in `bucket.residences`: what has the partition's name is its copy at most."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+import os
 import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from logmirror import failpoints
 from logmirror.broker.log.file_names import open_path, sealed_name
+from logmirror.broker.log_dirs.placement import absolute
 from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ Copy: TypeAlias = "SegmentCopy | SegmentUpload"
 FUTURE: Final = "-future"
 DELETE: Final = "-delete"
 _MARK: Final = ".move"
-"""Of an empty file that shows of which move a folder is the copy."""
+"""Of a file that shows of which move a folder is the copy. From one disk to another, it has the
+name of the log directory that the partition leaves."""
 
 _TRIES: Final = 100
 """To remove a folder from which others remove files."""
@@ -267,13 +270,22 @@ def prepare(disk: Disk, move: Move) -> None:
             failpoints.reach("move.emptied")
         else:
             move.names.add(path.name)
-    disk.write_synced(mark_of(future, move.nonce), [])
+    old = move.log.folder
+    is_there = move.way is Way.ON_DISK and old.exists()  # else it has no records yet
+    source = absolute(old.parent.parent) if is_there else ""
+    disk.write_synced(mark_of(future, move.nonce), [os.fsencode(source)])
     failpoints.reach("move.prepared")
 
 
 def mark_of(folder: Path, nonce: str) -> Path:
     """Return the file in a folder that shows that it is, or was, the copy of a move."""
     return folder / f".{nonce}{_MARK}"
+
+
+def source_of(folder: Path, nonce: str) -> str:
+    """Return the name of the log directory that a partition has left; empty if it is not known."""
+    mark = mark_of(folder, nonce)
+    return os.fsdecode(mark.read_bytes()) if mark.exists() else ""
 
 
 def make_durable(
