@@ -120,8 +120,15 @@ def test_a_port_in_use_is_an_error_with_the_option_to_change():
 def test_probes_report_a_loop_that_does_not_turn_and_a_broker_that_stops():
     clock = SimpleNamespace(monotonic_ms=lambda: 100_000)
     connections = SimpleNamespace(swept_ms=100_000 - STALLED_MS, is_stopping=False)
-    views = BrokerViews(SimpleNamespace(clock=clock), connections)
+    state = SimpleNamespace(failure=None)
+    views = BrokerViews(SimpleNamespace(clock=clock, state=state), connections)
     assert views.not_live() == views.not_ready() == []
+
+    state.failure = UnavailableError("the disk is full")
+    assert views.not_live() == []
+    assert views.not_ready() == [
+        "not ready: groups and transactions are not written until a restart: the disk is full"
+    ]
 
     connections.swept_ms -= 1
     connections.is_stopping = True
@@ -153,6 +160,7 @@ def test_a_scrape_of_1000_partitions_is_cheap():
         options=SimpleNamespace(archives=()),
         commits=None,
         copies=None,
+        state=SimpleNamespace(failure=None),
     )
     connections = SimpleNamespace(open=(), is_stopping=False)
     values, views = BrokerValues(made, connections), BrokerViews(made, connections)

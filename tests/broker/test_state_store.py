@@ -8,8 +8,12 @@ import sys
 
 import pytest
 
+from kit.runs.bucket_databases import Nowhere
+from logmirror.broker.dir_failures import DirFailures, StopLimit
+from logmirror.broker.log.disk import Disk
+from logmirror.broker.log_dirs.placement import LogDirs
 from logmirror.broker.state_store import Change, StateStore
-from logmirror.errors import UnavailableError
+from logmirror.errors import FencedError, UnavailableError
 
 
 @pytest.fixture
@@ -61,9 +65,14 @@ def test_writes_share_commits_and_end_in_order(path):
     assert stored(path) == {b"k": b"499"}
 
 
-def test_after_a_failed_commit_nothing_more_is_written(path):
+@pytest.mark.parametrize("shipping", [None, Nowhere()], ids=["on a disk", "in a bucket"])
+def test_after_a_failed_commit_nothing_more_is_written(path, shipping):
+    """In a bucket, the failure is reported once, and ends the broker."""
+    reported = []
+
     async def run():
-        store = StateStore(path)
+        store = StateStore(path, shipping)
+        store.watch(lambda error, _: reported.append(error))
         await store.write([Change("group", b"a", b"1")])
         store._database._connection.execute("PRAGMA query_only=ON")  # noqa: SLF001  # as a disk that fails
         writes = [store.write([Change("group", b"a", b"2")]) for _ in range(3)]
@@ -71,10 +80,54 @@ def test_after_a_failed_commit_nothing_more_is_written(path):
         store._database._connection.execute("PRAGMA query_only=OFF")  # noqa: SLF001  # the same
         found.append((await asyncio.gather(store.write([]), return_exceptions=True))[0])
         store.close()
-        return found
+        return found, store.failure
 
-    assert [type(error) for error in asyncio.run(run())] == [UnavailableError] * 4
+    found, failure = asyncio.run(run())
+    assert [type(error) for error in found] == [UnavailableError] * 4
+    assert isinstance(failure, UnavailableError)
+    ends = [error for error in reported if isinstance(error, UnavailableError)]
+    assert ends == ([] if shipping is None else [failure])
     assert stored(path) == {b"a": b"1"}
+
+
+class Refusing(Nowhere):
+    """A bucket that does not take changes while there is an error."""
+
+    error: Exception | None = None
+
+    def ship(self, statements):
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_stopping", "ends"),
+    [
+        (UnavailableError("away"), False, True),
+        (UnavailableError("away"), True, False),
+        (FencedError("another owner"), False, False),
+    ],
+)
+def test_a_failure_in_a_bucket_ends_a_broker_that_does_not_end_anyway(
+    path, error, is_stopping, ends
+):
+    """A stop without the bucket, and that of an owner that was replaced, have their own reasons."""
+
+    async def run():
+        shipping = Refusing()
+        store = StateStore(path, shipping)
+        dirs = LogDirs([path.parent])
+        failures = DirFailures(dirs, Disk(), [], lambda *_: None, StopLimit())
+        store.watch(failures.database_failed)
+        if is_stopping:
+            failures.begin_stop()
+        shipping.error = error
+        with pytest.raises(type(error)):
+            await store.write([Change("group", b"a", b"1")])
+        store.close()
+        return failures.fatal.done() and failures.fatal.result().exit_code
+
+    assert asyncio.run(run()) == (75 if ends else False)
 
 
 WRITER = """

@@ -6,23 +6,29 @@ Where its changes are durable elsewhere (`Shipping`), the file is a copy that no
   What other calls read is therefore in both places. They are deterministic: the same statements in
   the same order make the same content.
 - D2 If they cannot be shipped, they are rolled back. If COMMIT fails behind them, the file lacks a
-  change that the other place has. Then every later transaction and snapshot fails until a start.
+  change that the other place has. Then every later transaction and snapshot fails until a start,
+  and the broker ends.
 - D3 The file is not flushed (synchronous=OFF): a crash loses it anyway.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import functools
 import sqlite3
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from logmirror.errors import CorruptionError, InternalError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Executor
     from pathlib import Path
+
+    from logmirror.errors import LogmirrorError
 
 _CHANGES: Final = frozenset({"INSERT", "REPLACE", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER"})
 _PRIMARY: Final = 0xFF
@@ -31,6 +37,9 @@ _PRIMARY: Final = 0xFF
 _DISK_ERRORS: Final = frozenset(
     {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 )
+_MOST_GROUPED: Final = 500
+"""Changes in a transaction of `GroupedChanges`."""
+
 _Value = TypeVar("_Value", str, bytes)
 
 
@@ -99,7 +108,8 @@ class Database:
         shipping: Where changes are durable, if that is elsewhere too.
 
     Attributes:
-        when_failed: Called in any thread with an error of the disk and the path.
+        when_failed: Called in any thread with an error of the disk and the path. A `LogmirrorError`
+            says that a database that is durable elsewhere is not written until the next start.
 
     Raises:
         CorruptionError: The file is damaged, or not a database.
@@ -154,10 +164,22 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Lend the connection. The changes are durable at the end, or none was made.
 
+        Within `together`, at the end of that.
+
         Raises:
             UnavailableError: The database is not usable, or behind its copy elsewhere (D2).
             LogmirrorError: The changes could not be shipped.
         """
+        if _GROUP.stack is None:
+            with self._transaction() as connection:
+                yield connection
+        else:
+            if self not in _GROUP.lent:
+                _GROUP.lent[self] = _GROUP.stack.enter_context(self._transaction())
+            yield _GROUP.lent[self]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lent() as connection:
             self._check_not_behind()
             try:
@@ -168,11 +190,24 @@ class Database:
                 yield connection
                 if self._version() != before:
                     self._ship()
-                connection.execute("COMMIT")
-                self._is_behind = False
+                self._commit(connection)
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._is_behind:
+                self.report_end(_translated(error, self.path))
+            raise
+        self._is_behind = False
+
+    def report_end(self, error: LogmirrorError) -> None:
+        """Report that the database is not written until a start, if it is durable elsewhere too."""
+        if self._shipping is not None:
+            self.when_failed(error, self.path)
 
     def _version(self) -> tuple[int, int]:
         """Return two numbers of which one changes with every change of the content."""
@@ -223,6 +258,95 @@ class Database:
         with self._lock, self._read_lock:
             self._reader.close()
             self._connection.close()
+
+
+class _Group(threading.local):
+    """The transactions of a thread within `together`."""
+
+    stack: ExitStack | None = None
+
+    def __init__(self) -> None:
+        self.lent: dict[Database, sqlite3.Connection] = {}
+
+
+_GROUP: Final = _Group()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Let the transactions of this thread be one of each database, until the end.
+
+    All of their changes are durable then, or none was made: an error must leave the block.
+    """
+    with ExitStack() as stack:
+        _GROUP.stack = stack
+        try:
+            yield
+        finally:
+            _GROUP.stack = None
+            _GROUP.lent.clear()
+
+
+class GroupedChanges:
+    """Changes of a database: one transaction for those that wait together. On the event loop.
+
+    Args:
+        executor: Where they are made.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._waiting: list[tuple[Callable[[], None], asyncio.Future[None]]] = []
+        self._running: asyncio.Future[list[Exception | None]] | None = None
+
+    async def make(self, change: Callable[[], None]) -> None:
+        """Make a change, which is a call of methods that make transactions. It may be repeated.
+
+        Raises:
+            LogmirrorError: The change could not be made.
+        """
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((change, done))
+        self._begin()
+        await done
+
+    def _begin(self) -> None:
+        if self._running is None and self._waiting:
+            taken = self._waiting[:_MOST_GROUPED]
+            del self._waiting[:_MOST_GROUPED]
+            changes = [change for change, _ in taken]
+            loop = asyncio.get_running_loop()
+            self._running = loop.run_in_executor(self._executor, _outcomes, changes)
+            waiters = [done for _, done in taken]
+            self._running.add_done_callback(functools.partial(self._ended, waiters))
+
+    def _ended(
+        self,
+        waiters: list[asyncio.Future[None]],
+        running: asyncio.Future[list[Exception | None]],
+    ) -> None:
+        self._running = None
+        for done, error in zip(waiters, running.result(), strict=True):
+            if done.done():
+                continue  # cancelled
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+        self._begin()
+
+
+def _outcomes(changes: list[Callable[[], None]]) -> list[Exception | None]:
+    """Make changes in one transaction; if that fails, each in its own. Blocks."""
+    try:
+        with together():
+            for change in changes:
+                change()
+    except Exception as error:  # noqa: BLE001  # any error is that of the caller
+        if len(changes) == 1:
+            return [error]
+        return [outcome for change in changes for outcome in _outcomes([change])]
+    return [None] * len(changes)
 
 
 def _translated(error: sqlite3.Error, path: Path) -> UnavailableError | CorruptionError:

@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.log_dirs.failures import (
     LogDirError,
     end_of_broker,
+    end_without_database,
     failure_of,
     probe,
     suggests_failure,
 )
+from logmirror.errors import FencedError, LogmirrorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from logmirror.broker.log.disk import Disk
     from logmirror.broker.log_dirs.placement import LogDirs
+    from logmirror.errors import UnavailableError
 
 _LOG: Final = logging.getLogger(__name__)
 DEADLINE_S: Final = 10
@@ -95,10 +98,12 @@ class DirFailures:
         self._loop = asyncio.get_running_loop()
         self._probing: dict[Path, asyncio.Task[None]] = {}
         self._causes: dict[Path, BaseException] = {}
-        self.fatal: asyncio.Future[LogDirError] = self._loop.create_future()
+        self._is_stopping = False
+        self.fatal: asyncio.Future[UnavailableError] = self._loop.create_future()
 
     def begin_stop(self) -> None:
         """Bound the stop of the broker, if a directory is offline."""
+        self._is_stopping = True
         if self._dirs.offline:
             self._stop_limit.begin()
 
@@ -113,6 +118,26 @@ class DirFailures:
             return
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(self._suspect, error, paths)
+
+    def database_failed(self, error: BaseException, path: Path) -> None:
+        """See `Database.when_failed`. The broker stops if the database is not written any more.
+
+        An owner that was replaced stops by itself, and a stop may be without the bucket.
+        """
+        if not isinstance(error, LogmirrorError):
+            self.suspect(error, path)
+        elif not isinstance(error, FencedError):
+            with contextlib.suppress(RuntimeError):  # as above
+                self._loop.call_soon_threadsafe(self._database_ended, error, path)
+
+    def _database_ended(self, error: LogmirrorError, path: Path) -> None:
+        if not self._is_stopping:
+            self._end_broker(end_without_database(path, error))
+
+    def _end_broker(self, end: UnavailableError) -> None:
+        if not self.fatal.done():
+            _LOG.error("%s; %s", end, end.hint)
+            self.fatal.set_result(end)
 
     def _suspect(self, error: BaseException, paths: tuple[Path, ...]) -> None:
         for log_dir in self._dirs.on_disk:
@@ -156,6 +181,5 @@ class DirFailures:
         _LOG.error("%s; %s", failure, failure.hint)
         self._when_offline(log_dir, failure)
         end = end_of_broker(self._dirs, self._vital)
-        if end is not None and not self.fatal.done():
-            _LOG.error("%s", end)
-            self.fatal.set_result(end)
+        if end is not None:
+            self._end_broker(end)

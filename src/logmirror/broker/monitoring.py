@@ -181,7 +181,12 @@ class BrokerViews:
 
     def not_ready(self) -> list[str]:
         """Return why clients are not served. Offline partitions do not affect the others."""
-        return ["not ready: the broker is stopping"] if self._connections.is_stopping else []
+        if self._connections.is_stopping:
+            return ["not ready: the broker is stopping"]
+        failure = self._broker.state.failure
+        if failure is None:
+            return []
+        return [f"not ready: groups and transactions are not written until a restart: {failure}"]
 
     def status(self) -> dict[str, object]:
         """Return the content of `/status.json`."""

@@ -117,7 +117,7 @@ def serve(
         LogDirError: The directory of the broker's database failed, or all log directories on disks.
         UsageError: The log directory is not writable or in use by another broker, or a listener
             cannot be bound or would not authenticate clients of other hosts.
-        UnavailableError: The broker's database is not usable.
+        UnavailableError: The broker's database is not usable, or its copy of one in a bucket.
         CorruptionError: The broker's database is damaged.
     """
     try:
@@ -230,10 +230,10 @@ async def _serve(  # noqa: PLR0913, PLR0917  # the broker's parts
 
 def _check_end(commits: GroupCommit, failures: DirFailures) -> None:
     """Raise what ended the broker, or what it could not make durable."""
-    if failures.fatal.done():
-        raise failures.fatal.result()
     if commits.fenced.done():
         raise commits.fenced.result()
+    if failures.fatal.done():
+        raise failures.fatal.result()
     commits.check_drained()
 
 
@@ -261,8 +261,11 @@ def _disk(max_files: int, bucket: BucketLogs | None) -> tuple[Disk, SegmentCache
         disk = Disk(max_files=max_files)
         return disk, SegmentCache(disk, max_loaded=max_loaded, ahead=AHEAD)
     bucket.disk.max_files = max_files
-    part = bucket.disk.part
-    return bucket.disk, SegmentCache(bucket.disk, max_loaded=max_loaded, parts=part, ahead=AHEAD)
+    disk = bucket.disk
+    room, part = disk.has_room, disk.part
+    cache = SegmentCache(disk, max_loaded=max_loaded, parts=part, ahead=AHEAD, has_room=room)
+    disk.when_evicted = cache.let_go
+    return disk, cache
 
 
 def _commits(
@@ -288,8 +291,9 @@ def _dir_failures(topics: Topics, disk: Disk, stores: _Stores, limit: StopLimit)
     """Return what takes log directories offline, and let what meets their errors report them."""
     vital = {path.parent.parent for path in (stores[0].path, topics.partitions.ends.path)}
     failures = DirFailures(topics.dirs, disk, vital, topics.lose, limit)
-    for watched in (topics, *stores):
-        watched.watch(failures.suspect)
+    topics.watch(failures.suspect)
+    for one in stores:
+        one.watch(failures.database_failed)
     return failures
 
 

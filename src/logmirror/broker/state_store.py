@@ -7,7 +7,8 @@ the disk, and they are committed in the order in which they were handed over.
     state(kind, key, value)     WITHOUT ROWID
 
 After a failed commit nothing more is written until the broker restarts: it is not known what
-reached the disk, and later changes could depend on it.
+reached the disk, and later changes could depend on it. A broker whose state is in a bucket ends
+then; another one is not ready.
 """
 
 from __future__ import annotations
@@ -59,12 +60,15 @@ class StateStore:
         path: The database, created if it does not exist.
         shipping: Where changes are durable, if that is elsewhere too.
 
+    Attributes:
+        failure: Why nothing more is written until the next start; None: changes are written.
+
     Raises:
         UnavailableError: The database cannot be opened.
     """
 
     def __init__(self, path: Path, shipping: Shipping | None = None) -> None:
-        self._failure: LogmirrorError | None = None
+        self.failure: LogmirrorError | None = None
         self._handed: list[_Handed] = []
         self._has_work = threading.Condition()
         self._is_closing = False
@@ -90,8 +94,8 @@ class StateStore:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        if self._failure is not None:
-            done.set_exception(self._failure)
+        if self.failure is not None:
+            done.set_exception(self.failure)
             return done
         with self._has_work:
             self._handed.append(_Handed(list(changes), done))
@@ -120,8 +124,10 @@ class StateStore:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while batch := self._next_batch():
-            failure = self._failure or self._commit(batch)
-            self._failure = failure
+            failure = self.failure or self._commit(batch)
+            if failure is not None and self.failure is None:
+                self._database.report_end(failure)
+            self.failure = failure
             with contextlib.suppress(RuntimeError):  # the loop has ended, and its waiters with it
                 loop.call_soon_threadsafe(_end, batch, failure)
 

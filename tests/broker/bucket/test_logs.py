@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 import uuid
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,8 +20,11 @@ from logmirror.broker.bucket.commits import BucketCommit
 from logmirror.broker.bucket.files import BucketDisk
 from logmirror.broker.bucket.logs import BucketLogs
 from logmirror.broker.bucket.sealed_objects import folder_of, object_name, producers_name
+from logmirror.broker.log import segment_cache
 from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.file_names import sealed_path
 from logmirror.broker.log.producer_state import ProducerState
+from logmirror.broker.log.segment import Segment
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.metadata import TopicRow
 from logmirror.errors import CorruptionError
@@ -29,7 +35,9 @@ from logmirror.wire.records import Record, encode_reference
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from logmirror.broker.log.disk import OpenFile
     from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.log.segment import SparseIndex
 
 TOPIC = uuid.UUID(int=77)
 FOLDER = folder_of("t", TOPIC, 0)
@@ -357,3 +365,102 @@ def test_the_working_folder_has_a_limit(tmp_path):
     assert (disk.hits, disk.misses, disk.held_bytes) == (1, 6, 200)
     with pytest.raises(OSError, match="could not be fetched"):
         disk.open_for_reading(tmp_path / "missing")
+
+
+def test_copies_leave_open_segments_half_of_the_disk(tmp_path):
+    store, others = MemoryStore(), [0]
+    for number in range(9):
+        store.objects[f"b/{number}"] = bytes(100)
+
+    def free() -> int:
+        return 1_000 - others[-1] - sum(path.stat().st_size for path in tmp_path.iterdir())
+
+    disk = BucketDisk(store, cache_bytes=1 << 40, free_bytes=free)
+    disk.connect(tmp_path, "b")
+    found = []
+    for number, size in enumerate([0, 0, 0, 0, 0, 0, 400, 600, 700]):
+        others.append(size)
+        disk.open_for_reading(tmp_path / str(number))
+        rooms = [disk.has_room(Segment(tmp_path, 0, 1, size)) for size in (66, 67, 167)]
+        found.append(("".join(sorted(path.name for path in tmp_path.iterdir())), rooms))
+    kept = ["0", "01", "012", "0123", "01234", "12345", "456", "67", "8"]
+    assert [names for names, _ in found] == kept
+    ample, scarce, none = [True, True, False], [True, False, False], [False] * 3
+    assert [rooms for _, rooms in found] == [*[ample] * 7, scarce, none]
+    assert disk.has_room(Segment(tmp_path / "on a disk", 0, 1, 1 << 30))
+
+
+def test_a_log_dir_keeps_few_copies_on_a_full_disk(tmp_path, monkeypatch):
+    asked = []
+
+    def usage(path: Path) -> object:
+        asked.append(path)
+        return SimpleNamespace(free=0)
+
+    async def write() -> None:
+        machine = Machine(MemoryStore(), tmp_path / "one", row())
+        monkeypatch.setattr(shutil, "disk_usage", usage)
+        for number in range(3):
+            await machine.append(0, b"%d" % number)
+            machine.logs[0].roll()
+            await machine.flush()
+        machine.bucket.wait_uploaded(machine.logs[0], 30)
+        machine.close()
+
+    asyncio.run(write())
+    [kept] = (tmp_path / "one/t/0").glob("*.batches")
+    assert kept == sealed_path(tmp_path / "one/t/0", 2, 3)
+    assert asked == [tmp_path / "one"] * 3
+
+
+class Evicting:
+    """Segments of a record each, of which the working folder keeps the last one."""
+
+    def __init__(self, folder: Path) -> None:
+        store, self.segments = MemoryStore(), []
+        for offset in range(2):
+            data = encode_reference([Record(offset, 0, 0, None, b"value", ())])
+            self.segments.append(Segment(folder, offset, offset + 1, len(data)))
+            store.objects[f"b/{self.segments[-1].path.name}"] = data
+        disk = BucketDisk(store, cache_bytes=1)
+        disk.connect(folder, "b")
+        self.cache = SegmentCache(disk, ahead=2, has_room=disk.has_room)
+        disk.when_evicted = self.cache.let_go
+
+
+def test_a_file_that_is_evicted_is_closed_behind_the_responses_that_send_it(tmp_path):
+    made = Evicting(tmp_path)
+    first, second = made.segments
+    sent, index = made.cache.loaded(first)
+    is_open = weakref.ref(sent)
+    made.cache.loaded(second)
+    assert not first.path.exists()
+    assert os.fstat(sent.fd).st_size == first.size_bytes
+    assert (first.file, first.index) == (None, index)
+    del sent
+    assert is_open() is None
+    assert second.file is not None
+
+
+def test_a_file_that_is_evicted_while_it_is_checked_is_not_kept_open(tmp_path, monkeypatch):
+    made, load = Evicting(tmp_path), segment_cache.load
+    first, second = made.segments
+
+    def evicting(segment: Segment, file: OpenFile) -> SparseIndex:
+        if segment is first:
+            made.cache.loaded(second)
+        return load(segment, file)
+
+    monkeypatch.setattr(segment_cache, "load", evicting)
+    file, index = made.cache.loaded(first)
+    assert os.fstat(file.fd).st_size == first.size_bytes
+    assert (first.file, first.index) == (None, index)
+    assert made.cache.if_loaded(first) is None
+    assert made.cache.loaded(first)[0] is first.file is not None
+
+
+def test_what_would_evict_what_is_read_is_not_loaded_ahead(tmp_path):
+    made = Evicting(tmp_path)
+    made.cache.read_ahead(made.segments)
+    assert not made.cache._loading_ahead  # noqa: SLF001  # what is begun
+    assert [path for path in tmp_path.iterdir() if path.suffix == ".batches"] == []

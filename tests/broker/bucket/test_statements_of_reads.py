@@ -153,15 +153,24 @@ def test_s02_reading_changes_nothing(log):
 
 
 @pytest.mark.statement("N6", "N7", "S3", "S4", "S5", "S7", "T8", "T9", "C8")
-def test_s03_a_read_has_the_first_batch_whole_and_those_behind_it_that_fit(log):
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_s03_a_read_has_the_first_batch_whole_and_those_behind_it_that_fit(proxied, is_sealed):
     """Also over the ends of segments. A limit of 0 or below it gives one batch."""
-    size = log.batch_bytes
-    read_all(log.partition)  # so that all segments are on the machine: a cold one ends a response
-    for limit in (-1, 0, 1, size - 1, size, 2 * size, 2 * size + 5, 5 * size, BIG):
-        for offset in range(ALL):
-            first = offset // 2
-            count = max(1, min(limit // size, BATCHES - first))
-            assert log.bases(offset, limit) == [2 * n for n in range(first, first + count)], limit
+    found, topic = proxied(), "t"  # all segments stay on the machine: a cold one ends a response
+    size = len(batch(topic, 0))
+    if is_sealed:
+        seal(found, topic)
+    with PartitionClient(found.broker.bootstrap, topic) as partition:
+        if not is_sealed:
+            found.create_topic(topic, IN_BACKGROUND)
+            append(partition, range(BATCHES))
+        log = Log(partition, size)
+        for limit in (-1, 0, 1, size - 1, size, 2 * size, 2 * size + 5, 5 * size, BIG):
+            for offset in range(ALL):
+                first = offset // 2
+                count = max(1, min(limit // size, BATCHES - first))
+                bases = [2 * n for n in range(first, first + count)]
+                assert log.bases(offset, limit) == bases, limit
 
 
 @pytest.mark.statement("C8", "T8")
@@ -176,7 +185,8 @@ def test_a_consumer_with_any_limit_reads_segments_that_are_only_in_the_bucket(pr
         asked = found.proxy.asked["GetObject"]
         with PartitionClient(found.broker.bootstrap, topic) as partition:
             assert read_all(partition, limit) == expected(topic, range(BATCHES))
-        assert found.proxy.asked["GetObject"] == asked + 3
+        # Each once. The last batch is in an object since the start; its copy may be removed.
+        assert found.proxy.asked["GetObject"] - asked in {3, 4}
 
 
 def test_s06_a_read_at_the_end_is_empty(log):

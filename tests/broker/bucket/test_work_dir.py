@@ -1,13 +1,15 @@
-"""Goal: what a killed broker has left on its machine is never served.
+"""Goal: what a killed broker has left on its machine is never served, and copies have a limit.
 
 Method: real brokers on a real bucket. Their working folders outlive them, and are used again: at
 once, after another machine was the owner, and by two brokers at the same time. Content is compared
-by partition, offset and value.
+by partition, offset and value. Files that were removed and are still open count, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,14 +19,22 @@ from confluent_kafka.admin import AdminClient
 from kit.judges.clients import Message, produce
 from kit.judges.partition_client import EARLIEST, PartitionClient
 from kit.runs.bucket_load import Load, create, stored
+from kit.runs.commands import wait_until
 from kit.tiers import sized
+from logmirror.wire.records import Record, decode_reference, encode_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kit.servers.bucket_broker import BucketBroker
+    from kit.servers.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.slow
 KILLS = sized(2, 6, 20)
 DELETED = 500
+SEGMENTS = 20
+SEGMENT_BYTES = 100_000
+LIMIT = 4 * SEGMENT_BYTES
 
 
 def write(broker: BucketBroker, topic: str, what: str, count: int) -> None:
@@ -121,3 +131,49 @@ def test_a_folder_has_one_broker_and_the_owner_is_not_disturbed(machines):
     first.kill(burns=False)
     second.start()  # the lock of a killed broker is gone
     assert stored(second, "t") == found
+
+
+def removed_files(broker: EmbeddedBroker) -> Iterator[int]:
+    """The sizes of the files without a name that a broker has open in its working folder."""
+    for link in Path(f"/proc/{broker.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            name = str(link.readlink())
+            if name.startswith(str(broker.log_dir)) and name.endswith(" (deleted)"):
+                yield link.stat().st_size
+
+
+def space(broker: EmbeddedBroker) -> int:
+    """How much sealed segments take in the working folder, with or without a name."""
+    sizes = list(removed_files(broker))
+    for path in broker.log_dir.rglob("*.batches"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            sizes.append(path.stat().st_size)
+    return sum(sizes)
+
+
+def test_files_that_are_removed_take_no_space_when_they_were_written_or_read(proxied):
+    found, topic = proxied(cache_bytes=LIMIT), "t"
+    broker = found.broker
+    found.create_topic(topic, {"segment.bytes": str(SEGMENT_BYTES)})
+    values = [random.Random(number).randbytes(SEGMENT_BYTES - 100) for number in range(SEGMENTS)]
+
+    def wait_for_limit() -> None:
+        wait_until(
+            lambda: space(broker) <= LIMIT,
+            what=lambda: f"{space(broker)} bytes, {sum(removed_files(broker))} of removed files",
+        )
+
+    with PartitionClient(broker.bootstrap, topic) as partition:
+        for offset, value in enumerate(values):
+            batch = encode_reference([Record(0, 1_000, 0, None, value, ())])
+            assert partition.produce(batch) == (0, offset)
+    wait_until(
+        lambda: len(found.matching(f"{topic}@*/0/*.batches")) == SEGMENTS - 1,
+        what=lambda: "the objects",
+    )
+    wait_for_limit()
+    with PartitionClient(broker.bootstrap, topic) as partition:
+        for offset, value in enumerate(values):
+            [record] = decode_reference(partition.fetch(offset, max_bytes=1).records)
+            assert (record.offset, record.value) == (offset, value)
+    wait_for_limit()

@@ -1,26 +1,38 @@
 """Goal: moves of many partitions are accepted at once, and take turns.
 
-Method: a broker with 10,000 partitions; one with a large partition and 20 small ones; and the real
-logs and moves of as many on a model of disks, a step at a time (`moving_log`).
+Method: a broker with 10,000 partitions; one with a large partition and 20 small ones; one on a
+bucket that holds its commits back; and the real logs and moves of as many on a model of disks, a
+step at a time (`moving_log`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
+from broker.moves.test_bucket_moves import DiskAndBucket
 from broker.moves.test_moves import contents
-from broker.moves.test_requests import BATCH, fill
+from broker.moves.test_requests import BATCH, NONE, fill
 from broker.moves.test_tools import Plan
+from kit.fakes.s3_proxy import S3Proxy
+from kit.judges.log_dirs_client import DESCRIBE
 from kit.runs.commands import wait_until
 from kit.runs.moving_log import KEY, Life, Rows, append, prepare, run, until
+from kit.servers.embedded import EmbeddedBroker
+from kit.servers.s3 import LogBucket
+from logmirror.broker.database import Database, GroupedChanges
 from logmirror.broker.log.recovery import recover
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
+from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +49,9 @@ LARGE, EACH, LIMIT = 2_000, 30, 400_000
 
 SEGMENTS, FEW = 150, 10
 """Of the large partition, and of a small one. A step copies one at most."""
+
+TOGETHER, COMMITS = 60, 30
+"""Partitions that move into a bucket, and the limit for the commits that these moves need."""
 
 
 @pytest.mark.slow
@@ -137,6 +152,88 @@ def test_e49_small_partitions_are_moved_while_a_large_one_has_its_turns(dirs):
         dirs.wait_in(topic, dirs.b)
         with dirs.partition(topic) as partition:
             assert [offset for offset, _ in contents(partition)] == [*range(100 * count)]
+
+
+@pytest.mark.slow
+@pytest.mark.move("E49", "E51")
+def test_e49_moves_into_a_bucket_share_their_commits(s3_server, tmp_path):
+    """All swap while a commit is held back: so producers of all wait for the rows of all."""
+    numbers = range(TOGETHER)
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        place = LogBucket(s3_server, s3_server.new_bucket(), proxy.endpoint)
+        disk = tmp_path / "a"
+        with EmbeddedBroker(tmp_path / "broker", bucket=place, more_log_dirs=[str(disk)]) as broker:
+            found = DiskAndBucket(broker, disk, place.url)  # type: ignore[arg-type]  # a name
+            found.create("t", TOGETHER)
+            producer = Producer(
+                {"bootstrap.servers": found.bootstrap, "retries": 0, "log_level": 0}
+            )
+            outcomes: list[object] = []
+
+            def send() -> None:
+                for number in numbers:
+                    noted = lambda error, _: outcomes.append(error)  # noqa: E731  # short
+                    producer.produce("t", b"x", partition=number, on_delivery=noted)
+
+            send()
+            assert producer.flush(30) == 0
+            with found.client() as client:
+                codes = client.move({found.b: {"t": tuple(numbers)}})
+                assert set(codes.values()) == {NONE}
+                with proxy.holding(b"/.logmirror/broker/commits/"):
+                    send()
+                    wait_until(
+                        lambda: len(swapped(found)) == TOGETHER, what=lambda: f"{swapped(found)}"
+                    )
+                    send()
+                    before = commits(proxy)
+                assert producer.flush(30) == 0
+                found.wait_clean("t")
+            assert commits(proxy) - before < COMMITS
+            assert outcomes == [None] * 3 * TOGETHER
+
+
+def swapped(found: DiskAndBucket) -> list[int]:
+    """Return the partitions that are in the bucket, as the broker describes them."""
+    with found.client() as client:
+        places = client.ask(DESCRIBE, 4, topics=None).results
+    return [
+        one.partition_index
+        for place in places
+        if place.log_dir == str(found.b)
+        for topic in place.topics
+        if topic.name == "t"
+        for one in topic.partitions
+        if not one.is_future_key
+    ]
+
+
+def commits(proxy: S3Proxy) -> int:
+    return sum("/.logmirror/broker/commits/" in path for path in proxy.created)
+
+
+def test_a_change_of_rows_that_fails_is_the_only_one_of_its_transaction_that_does(tmp_path):
+    database = Database(tmp_path / "x", "CREATE TABLE IF NOT EXISTS t (x UNIQUE)")
+    made = list[int]()
+
+    def insert(value: int) -> None:
+        made.append(value)
+        with database.transaction() as connection:
+            connection.execute("INSERT INTO t VALUES (?)", (value,))
+
+    async def work(*values: int) -> list[object]:
+        with ThreadPoolExecutor(1) as executor:
+            changes = GroupedChanges(executor)
+            calls = [changes.make(functools.partial(insert, value)) for value in values]
+            return [*await asyncio.gather(*calls, return_exceptions=True)]
+
+    first, second, again, third = asyncio.run(work(1, 2, 2, 3))
+    assert (first, second, third) == (None, None, None)
+    assert isinstance(again, UnavailableError)
+    assert made == [1, 2, 2, 2, 2, 3]
+    with database.reading() as connection:
+        assert connection.execute("SELECT x FROM t ORDER BY x").fetchall() == [(1,), (2,), (3,)]
+    database.close()
 
 
 def opened(life: Life, number: int) -> PartitionLog:

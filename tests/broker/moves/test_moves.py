@@ -279,12 +279,12 @@ def test_e66_retention_and_settings_apply_during_a_move(dirs):
         assert client.where("t")[str(dirs.b)].is_future
         dirs.limit(None)
         dirs.wait_in("t", dirs.b)
+        dirs.wait_clean("t", "b/0")
         start = partition.list_offset(EARLIEST)[2]
         assert [offset for offset, _ in contents(partition)] == [*range(start, 6_000)]
         set_config(dirs.bootstrap, "t", "retention.bytes", str(5 * len(BATCH)))
         wait_until(lambda: partition.list_offset(EARLIEST)[2] > start, what=lambda: "retention")
         start = partition.list_offset(EARLIEST)[2]
-    dirs.wait_clean("t", "b/0")
     dirs.broker.kill()
     dirs.broker.start()
     with dirs.partition("t") as partition:

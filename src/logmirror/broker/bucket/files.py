@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import secrets
+import sys
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from logmirror.broker.bucket.parts import Parts
 from logmirror.broker.bucket.tiling import INDEXED_BYTES
 from logmirror.broker.log.disk import Disk, OpenFile
 from logmirror.broker.log.in_progress import InProgress
+from logmirror.broker.log.segment_cache import AHEAD
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import LogmirrorError
 
@@ -45,18 +47,29 @@ class BucketDisk(Disk):
         store: The log dir.
         cache_bytes: Limit for the files whose objects exist.
         max_files: As in `Disk`.
+        free_bytes: Returns how much is free on the disk. The files take half of what is free
+            without them at most, so that open segments have the other half.
 
     Attributes:
         hits: Reads of files that were here.
         misses: Files that were not, and were fetched, or a part of them.
         fetched_bytes: The bytes of those.
+        when_evicted: Called with the path of a file that was removed because of the limit. In any
+            thread.
         when_without_index: Called with the folder, the name of a segment whose index is missing in
             the bucket, and its file. In any thread.
     """
 
-    def __init__(self, store: BlobStore, *, cache_bytes: int, max_files: int | None = None) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        cache_bytes: int,
+        max_files: int | None = None,
+        free_bytes: Callable[[], int] = lambda: sys.maxsize,
+    ) -> None:
         super().__init__(max_files=max_files)
-        self._store, self._cache_bytes = store, cache_bytes
+        self._store, self._cache_bytes, self._free_bytes = store, cache_bytes, free_bytes
         self._lock = threading.Lock()
         self._folders: dict[Path, str] = {}
         self._kept: OrderedDict[Path, int] = OrderedDict()
@@ -65,6 +78,7 @@ class BucketDisk(Disk):
         self._read_at_ms: OrderedDict[Path, int] = OrderedDict()
         self.held_bytes = 0
         self.hits = self.misses = self.fetched_bytes = 0
+        self.when_evicted: Callable[[Path], None] = lambda _: None
         self.when_without_index: Callable[[Path, str, OpenFile], None] = lambda *_: None
 
     def connect(self, folder: Path, in_bucket: str) -> None:
@@ -81,15 +95,27 @@ class BucketDisk(Disk):
     def keep(self, path: Path, size_bytes: int) -> None:
         """Note a file whose object exists; remove files beyond the limit."""
         removed = []
+        free = self._free_bytes()
         with self._lock:
             self.held_bytes += size_bytes - self._kept.pop(path, 0)
             self._kept[path] = size_bytes
-            while self.held_bytes > self._cache_bytes and len(self._kept) > 1:
+            limit = self._limit(free)
+            while self.held_bytes > limit and len(self._kept) > 1:
                 oldest, size = self._kept.popitem(last=False)
                 self.held_bytes -= size
                 removed.append(oldest)
         for oldest in removed:
             oldest.unlink(missing_ok=True)
+            self.when_evicted(oldest)
+
+    def has_room(self, segment: Segment) -> bool:
+        """Whether segments of this size can be loaded ahead without evicting each other."""
+        if segment.folder not in self._folders:
+            return True
+        return (AHEAD + 1) * segment.size_bytes <= self._limit(self._free_bytes())
+
+    def _limit(self, free_bytes: int) -> int:
+        return min(self._cache_bytes, (free_bytes + self.held_bytes) // 2)
 
     def unlink(self, path: Path) -> None:
         """See `Disk.unlink`."""

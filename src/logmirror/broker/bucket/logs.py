@@ -95,7 +95,12 @@ class BucketLogs:
     ) -> None:
         self._store, self._folder = store, folder
         self.requests = counts_of(store)
-        self.disk = BucketDisk(store, cache_bytes=cache_bytes, max_files=max_files)
+        self.disk = BucketDisk(
+            store,
+            cache_bytes=cache_bytes,
+            max_files=max_files,
+            free_bytes=lambda: shutil.disk_usage(folder).free,
+        )
         self._spool = folder / ".logmirror" / "spool"
         self._spool.mkdir(parents=True, exist_ok=True)
         self._heart: Heart | None = None

@@ -58,6 +58,7 @@ class StopDeadline:
             timer.cancel()
 
     def _end(self) -> None:
-        _LOG.error("a request to the bucket does not end: %s", not_stored(0).message)
+        error = not_stored(0)
+        _LOG.error("a request to the bucket does not end: %s; %s", error.message, error.hint)
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(UnavailableError.exit_code)

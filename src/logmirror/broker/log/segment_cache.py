@@ -12,6 +12,7 @@ segment is fetched from a bucket, checked, or converted.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -57,9 +58,10 @@ class SegmentCache:
         max_index_entries: Limit for the indexes.
         parts: Returns a part of a segment that is not here, or None; see `loaded_at`.
         ahead: How many segments of a partition are loaded ahead.
+        has_room: Whether there is space for loading a segment ahead.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # two of them are of a log dir in a bucket
         self,
         disk: Disk,
         *,
@@ -67,8 +69,9 @@ class SegmentCache:
         max_index_entries: int = MAX_INDEX_ENTRIES,
         parts: Callable[[Segment, int, int], tuple[OpenFile, SparseIndex] | None] | None = None,
         ahead: int = 0,
+        has_room: Callable[[Segment], bool] = lambda _: True,
     ) -> None:
-        self._disk, self._parts = disk, parts
+        self._disk, self._parts, self._has_room = disk, parts, has_room
         self.ahead = min(ahead, max_loaded // 4)  # what is loaded ahead must not be evicted by it
         self._max_loaded = max_loaded
         self._max_index_entries = max_index_entries
@@ -135,7 +138,7 @@ class SegmentCache:
                 is_coming = segment in self._loading_ahead or segment in self._loading
                 if is_here or is_coming or not _is_loaded_ahead(segment):
                     continue
-                if not self._may_load_ahead(segment):
+                if not self._may_load_ahead(segment) or not self._has_room(segment):
                     return
                 self._loading_ahead.add(segment)
             thread = threading.Thread(
@@ -211,6 +214,15 @@ class SegmentCache:
             self._loaded.pop(segment, None)
             segment.file = None
 
+    def let_go(self, path: Path) -> None:
+        """Let go of a file whose name was removed, which takes space while it is open."""
+        files = []  # closed without the lock: that frees the space
+        with self._lock:
+            for segment in [one for one in self._loaded if one.path == path]:
+                del self._loaded[segment]
+                files.append(segment.file)
+                segment.file = None
+
     def sealed(self, segment: Segment) -> None:
         """Add a segment that was just sealed."""
         file, index = segment.file, segment.index
@@ -238,6 +250,9 @@ class SegmentCache:
             self._index_entries += len(index.offsets) - self._indexes.get(segment, 0)
             self._indexes[segment] = len(index.offsets)
             self._indexes.move_to_end(segment)
+            if segment.source is None and not os.fstat(file.fd).st_nlink:
+                del self._loaded[segment]  # its name was removed since it was opened
+                segment.file = None
             while len(self._loaded) > self._max_loaded:
                 oldest, _ = self._loaded.popitem(last=False)
                 oldest.file = None

@@ -77,6 +77,22 @@ def failure_of(name: str, cause: BaseException, probed: OSError) -> LogDirError:
     )
 
 
+def end_without_database(path: Path, cause: LogmirrorError) -> UnavailableError:
+    """Return why a broker whose database is in a bucket ends when it cannot write its copy.
+
+    Args:
+        path: The copy.
+        cause: What failed.
+    """
+    return UnavailableError(
+        "the broker has stopped: its copy of a database in the bucket cannot be written",
+        hint="free space in the working directory or check its disk, and start the broker again, "
+        "here or on another machine: nothing in the bucket is missing",
+        path=str(path),
+        cause=cause.facts.get("cause", str(cause)),
+    )
+
+
 def end_of_broker(dirs: LogDirs, vital: Collection[Path]) -> LogDirError | None:
     """Return why the broker cannot continue; None: it can.
 

@@ -6,19 +6,20 @@
           -> the open segment flushed -> row removed -> objects removed
 
 The swap is as between disks: a rename on the event loop. What is appended after it is acknowledged
-when the row has changed, so producers wait for one or two commits, as they always do in a bucket.
+when the row has changed, so producers wait for a few commits. Many moves at once share these.
 """
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from logmirror import failpoints
 from logmirror.broker.bucket.files import FetchError
 from logmirror.broker.bucket.parts import delete_object
 from logmirror.broker.bucket.sealed_objects import create_producers, folder_at, read_producers
+from logmirror.broker.database import GroupedChanges
 from logmirror.broker.log.durable_ends import DurableEnd
 from logmirror.broker.log.file_names import open_path, sealed_name, snapshot_path
 from logmirror.broker.moves.copying import SegmentCopy
@@ -59,11 +60,11 @@ class _BucketRoute(Route):
         ends: DurableEnds,
         commits: BucketCommit,
         store: MetadataStore,
-        executor: Executor,
+        changes: GroupedChanges,
     ) -> None:
         super().__init__(disk)
         self._ends, self._commits, self._rows = ends, commits, store
-        self._bucket, self._executor = commits.bucket, executor
+        self._bucket, self._changes = commits.bucket, changes
 
     def may_swap(self, move: Move) -> bool:
         """See `Route.may_swap`: while the bucket is away, producers would wait for it."""
@@ -79,8 +80,9 @@ class _BucketRoute(Route):
         """See `Route.is_passing`."""
         return isinstance(error, UnavailableError | OutcomeUnknownError | FetchError)
 
-    async def _in_thread(self, call: Callable[..., Any], *args: object) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
+    async def _store(self, call: Callable[..., None], *args: object) -> None:
+        """Change rows; a commit has those of all moves that wait for it."""
+        await self._changes.make(functools.partial(call, *args))
 
 
 class IntoBucket(_BucketRoute):
@@ -161,7 +163,7 @@ class IntoBucket(_BucketRoute):
             whole = move.whole
             compacted = self._compacted(move, whole) if whole is not None else []
             residence = self._residence(move)
-            await self._in_thread(self._rows.enter_bucket, *move.key, residence.id, compacted)
+            await self._store(self._rows.enter_bucket, *move.key, residence.id, compacted)
             failpoints.reach("move.placed")
             self._ends.forget_partition(*move.key)
             move.is_placed = True
@@ -221,7 +223,7 @@ class OutOfBucket(_BucketRoute):
         async def confirm(end: int) -> None:
             failpoints.reach("move.arrived")
             slot.record(DurableEnd(end, log.durable_end().written_from))
-            await self._in_thread(self._rows.leave_bucket, move.key[0], residence)
+            await self._store(self._rows.leave_bucket, move.key[0], residence)
             failpoints.reach("move.placed")
             move.is_placed = True
 
@@ -257,7 +259,7 @@ class BucketRoutes(Routes):
         remove: Callable[[Residence], None],
     ) -> None:
         super().__init__(disk)
-        parts = disk, ends, commits, store, executor
+        parts = disk, ends, commits, store, GroupedChanges(executor)
         self._into, self._out = IntoBucket(*parts), OutOfBucket(*parts)
         self._dirs, self._remove = dirs, remove
 

@@ -34,6 +34,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from logmirror import failpoints
+from logmirror.broker.database import GroupedChanges
 from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.moves.copier import Copier, last_copy
 from logmirror.broker.moves.counts import MoveCounts
@@ -98,6 +99,7 @@ class Moves:
         self._store, self._commits, self._disk = store, commits, disk
         self._routes = routes or Routes(disk)
         self._threads, self._executor = threads, executor
+        self._changes = GroupedChanges(executor)
         self.throttle, self.counts = throttle, MoveCounts()
         self._copier = Copier(self._routes, commits, threads, throttle, self.counts)
         self._moves: dict[PartitionLog, Move] = {}
@@ -463,7 +465,7 @@ class Moves:
             ]
             keys = [move.key for move in ended]
             change = functools.partial(self._store.change_moves, begun, keys, left)
-            await asyncio.get_running_loop().run_in_executor(self._executor, change)
+            await self._changes.make(change)
 
 
 def _existing(places: dict[PartitionLog, Path]) -> set[PartitionLog]:
