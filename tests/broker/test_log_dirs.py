@@ -44,6 +44,22 @@ def folders(*paths):
     return [sorted(str(f.relative_to(path)) for f in path.glob("[a-z]*/[0-9]")) for path in paths]
 
 
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_folder_without_records_does_not_count(tmp_path, order):
+    """A partition was empty, its directory was away for a start, and it got another folder."""
+    dirs = [tmp_path / "a", tmp_path / "b"]
+    with start(*dirs, topics={"t": 1}) as kafka:
+        write(kafka, "t", 1)
+    (with_records,) = tmp_path.glob("[ab]/t/0")
+    (other,) = {tmp_path / "a", tmp_path / "b"} - {with_records.parent.parent}
+    (other / "t" / "0").mkdir(parents=True)
+    with start(*dirs[order]) as kafka:
+        assert read(kafka, "t", 1) == [b"0"]
+        write(kafka, "t", 1)
+        assert read(kafka, "t", 2) == [b"0", b"0"]
+    assert not list((other / "t" / "0").iterdir())
+
+
 def test_partitions_are_spread_and_found_again_in_any_order_of_the_directories(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     with start(a, b, topics={"orders": 3}) as kafka:

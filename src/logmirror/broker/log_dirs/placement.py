@@ -101,12 +101,17 @@ class LogDirs:
     def find(self, topic: str, partition: int) -> Path:
         """Return the folder of an existing partition on a disk; a new one, if it has no records.
 
+        Of two, one without records does not count: its directory was not given when the partition,
+        which was empty, was placed in another one.
+
         Raises:
-            PlaceError: Two directories have one, or no directory is on a disk.
+            PlaceError: Two directories have records of it, or no directory is on a disk.
         """
         if not self.on_disk:
             raise _missing(topic, partition, "on a disk")
         found = self.having(topic, partition)
+        if len(found) > 1:
+            found = [folder for folder in found if _has_files(folder)] or found[:1]
         if len(found) > 1:
             raise PlaceError(
                 "a partition is in two log directories",
@@ -245,3 +250,8 @@ def cluster_id_files(paths: Sequence[Path], cluster_id: str) -> list[Path]:
                 found=found,
             )
     return missing
+
+
+def _has_files(folder: Path) -> bool:
+    """Whether a folder of a partition has more than the mark of a move."""
+    return any(path.suffix != ".move" for path in folder.iterdir())
