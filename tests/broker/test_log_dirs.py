@@ -152,6 +152,10 @@ def test_a_new_partition_goes_to_the_directory_with_the_fewest(tmp_path):
     dirs.remove(placed[:2])
     assert dirs.place("new", 3).parents[1] == a
     (a / "old" / "0").mkdir(parents=True)
+    (a / "old" / "0" / ".mark.move").touch()
+    (b / "old" / "0" / "records").touch()
+    assert dirs.find("old", 0) == b / "old" / "0"
+    (a / "old" / "0" / "records").touch()
     with pytest.raises(CorruptionError):
         dirs.find("old", 0)
 
