@@ -136,11 +136,11 @@ def test_e82_without_the_target_of_a_move_the_partition_is_served_and_not_moved(
     assert served(dirs, "t") == [*range(6_100)]
 
 
-def at_a_start(tmp_path: Path, *names: str, is_in_bucket: bool = False) -> Leftovers:
-    """What a start with these directories finds, after a swap into `a` or into the bucket."""
+def at_a_start(tmp_path: Path, *names: str) -> Leftovers:
+    """What a start with these directories finds, after a swap into `a`."""
     dirs = LogDirs([tmp_path / name for name in names], bucket="s3://x", work_dir=tmp_path / "work")
-    target = "s3://x" if is_in_bucket else absolute(tmp_path / "a")
-    found = Leftovers(dirs, Disk(), {KEY: MoveRow(*KEY, target, NONCE)}, lambda *_: is_in_bucket)
+    target = absolute(tmp_path / "a")
+    found = Leftovers(dirs, Disk(), {KEY: MoveRow(*KEY, target, NONCE)}, lambda *_: False)
     found.finish(ROW, 0)
     return found
 
@@ -174,16 +174,6 @@ def test_a_move_without_an_old_folder_is_complete_in_its_directory(tmp_path, sou
     mark_of(new, NONCE).write_text(source and absolute(tmp_path / source))
     found = at_a_start(tmp_path, "a", "b")
     assert (found.ended, found.away) == ([KEY], set())
-
-
-@pytest.mark.move("E73", "E82")
-def test_a_move_into_a_bucket_is_not_complete_before_a_start_has_its_old_directory(tmp_path):
-    found = at_a_start(tmp_path, "a", is_in_bucket=True)
-    assert (found.ended, found.away) == ([], {KEY})
-    (tmp_path / "b/t/0").mkdir(parents=True)
-    found = at_a_start(tmp_path, "a", "b", is_in_bucket=True)
-    assert (found.ended, found.away) == ([KEY], set())
-    assert found.folders == [tmp_path / "b/t" / f"0.{NONCE}-delete"]
 
 
 @pytest.mark.move("E64", "E73")

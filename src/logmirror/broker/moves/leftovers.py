@@ -9,8 +9,7 @@ row, and the target is not given any more   forgotten, if the partition is in on
 
 For a move from or to a bucket the row of the residence decides (`bucket.residences`):
 
-move into the bucket, and the row is there  moved: the folder on the disk is removed; the row of the
-                                            move is kept until a start finds it
+move into the bucket, and the row is there  moved: the folder on the disk is removed
 move into the bucket, and it is not         continues: the objects are used again, unless the chain
                                             has commits of it
 move out of it, and the row is there        continues: the folder on the disk is its copy
@@ -142,9 +141,6 @@ class Leftovers:
             return
         if len(found) == 1:  # else one was put there by hand
             self.folders.append(free_name(self._disk, found[0], move.nonce))
-        elif not found and not self._has_gone(move, topic):  # there was one, see `needs_tail`
-            self.away.add((move.topic_id, move.partition))
-            return
         elif not found:  # a rename by an earlier start may not be durable
             for place in self._dirs.on_disk:
                 free_name(self._disk, place / topic / str(move.partition), move.nonce)
