@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -458,3 +459,34 @@ def test_an_outage_begins_with_the_first_request_that_fails_and_not_with_its_end
         journal.commit()
     assert since == [0, 0]
     assert journal.failing_since_ms is None
+
+
+def test_a_check_of_the_owner_that_nobody_waits_for_any_more_ends_nothing_else():
+    """A client may be gone, or its request be over, before the bucket responds."""
+    held = threading.Event()
+
+    class Slow(MemoryStore):
+        def tail(self, folder, after=""):
+            assert held.wait(20)
+            return super().tail(folder, after)
+
+    owner = ChainWriter(store := Slow(), b"12345678")
+    held.set()
+    owner.take_over()
+    held.clear()
+    journal = Journal(owner, Coverage(), interval_ms=0)
+    journal.start()
+    try:
+        cancelled, kept = journal.confirm(), journal.confirm()
+        assert cancelled.cancel()
+        held.set()
+        assert kept.result(20) is None
+        stored = threading.Event()
+        journal.submit(Submission(1, lambda: [data(0, 1)], lambda *_: stored.set()))
+        assert stored.wait(20)
+        ChainWriter(store, b"87654321").take_over()
+        with pytest.raises(FencedError):
+            journal.confirm().result(20)
+    finally:
+        held.set()
+        journal.close(20)

@@ -131,13 +131,14 @@ class BucketCommit(GroupCommit):
         self._limit_of(log).count(log)
         super().schedule(log)
 
-    def confirm(self, log: PartitionLog) -> asyncio.Future[bool] | None:
-        """See `GroupCommit.confirm`."""
-        return asyncio.ensure_future(self._is_owner()) if self._bucket.is_open(log) else None
+    def may_be_replaced(self, log: PartitionLog) -> bool:
+        """See `GroupCommit.may_be_replaced`."""
+        return self._bucket.is_open(log)
 
-    async def _is_owner(self) -> bool:
+    async def is_owner(self, timeout_s: float) -> bool:
+        """See `GroupCommit.is_owner`."""
         try:
-            async with asyncio.timeout(self._timeout_ms / 1000):
+            async with asyncio.timeout(timeout_s):
                 await asyncio.wrap_future(self._bucket.journal.confirm())
         except (LogmirrorError, TimeoutError):
             return False

@@ -150,11 +150,12 @@ class Journal:
         return outcome
 
     def confirm(self) -> Future[None]:
-        """Find out whether no other owner had taken over before this call. Never blocks.
+        """Find out whether this broker still was the owner at this call. Never blocks.
 
         Returns:
-            Ends when that is known; with `FencedError` if one had, with another `LogmirrorError` if
-            the bucket could not be read.
+            Ends when that is known; with `FencedError` if another one had taken over, with another
+            `LogmirrorError` if the bucket could not be read. While the bucket cannot be written it
+            does not end, so the caller needs a deadline. It may be cancelled.
         """
         asked: Future[None] = Future()
         with self._changed:
@@ -276,6 +277,8 @@ class Journal:
             failure = error
             _LOG.debug("ownership could not be checked: %s", error)
         for one in asked:
+            if not one.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
             if failure is None:
                 one.set_result(None)
             else:

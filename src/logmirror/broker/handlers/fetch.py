@@ -114,7 +114,7 @@ async def _finish(reading: _Reading, places: list[int], read: int) -> list[Part]
                         await turns.took()
                         reading.read(place)
                     await reading.load(places, moved, began_s + _LONGEST_WAIT_S)
-        await reading.confirm()
+        await reading.confirm(began_s + _LONGEST_WAIT_S - loop.time())
     finally:
         timer.cancel()
     return reading.ended(places)
@@ -311,17 +311,18 @@ class _Reading:
         if ranges:
             self._ranges[place] = ranges
 
-    async def confirm(self) -> None:
+    async def confirm(self, timeout_s: float) -> None:
         """Refuse offsets behind the log end only as the owner: the next one may have them."""
-        asked: dict[int, asyncio.Future[bool]] = {}  # all at once: one request for them
-        for place in self.beyond:
-            log, code = self._log(place), self._fetched[place].error
-            if log is not None and code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                confirming = self._broker.commits.confirm(log)
-                if confirming is not None:
-                    asked[place] = confirming
-        for place, confirming in asked.items():
-            if not await confirming:
+        commits = self._broker.commits
+        refused = [
+            place
+            for place in self.beyond
+            if self._fetched[place].error == ErrorCode.OFFSET_OUT_OF_RANGE
+            and (log := self._log(place)) is not None
+            and commits.may_be_replaced(log)
+        ]
+        if refused and not await commits.is_owner(timeout_s):
+            for place in refused:
                 self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
 
     async def loaded(self, place: int, until_s: float) -> bool:

@@ -91,6 +91,7 @@ class ProduceResponse:
     Attributes:
         frame: The response frame. None until complete; empty for acks=0.
         topics: The responses by topic and partition.
+        doubtful: Where in it refusals are that an owner that was replaced may be wrong about.
         rest: Appends the remaining batches, if there are any. The request's frame must stay valid
             until it ends, and no later request of the connection may begin.
     """
@@ -102,6 +103,7 @@ class ProduceResponse:
         "_refused",
         "_throttle_ms",
         "_waiting",
+        "doubtful",
         "frame",
         "rest",
         "topics",
@@ -112,6 +114,7 @@ class ProduceResponse:
         self._acks = acks
         self._on_complete = on_complete
         self.topics: list[tuple[str, list[Produced]]] = []
+        self.doubtful: list[tuple[list[Produced], int]] = []
         self._waiting = 1
         self._refused = 0
         self._throttle_ms = 0
@@ -163,6 +166,8 @@ class ProduceResponse:
 
 
 _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
+_OWNER_WAIT_S: Final = 20.0
+"""How long the bucket may take to show who owns it; clients wait for 30 s or longer."""
 
 
 def _code_of(failure: LogmirrorError) -> ErrorCode:
@@ -283,6 +288,8 @@ def _appending(
             if count >= _TURN_BATCHES or size_bytes >= _TURN_BYTES:
                 count = size_bytes = 0
                 yield None
+    if response.doubtful:
+        yield from _confirmed(broker, response)
     response.release()
 
 
@@ -307,17 +314,17 @@ def _appended(  # noqa: PLR0913, PLR0917  # one partition of a request
     if isinstance(checked, BatchFacts) and checked.is_transactional:
         checked = _in_transaction(broker, topic, number, request, checked)
     is_refused = _append(broker, topic, number, records, checked, response, responses)
-    if is_refused and is_sound:
-        yield from _confirmed(broker, log, responses)
+    if is_refused and is_sound and broker.commits.may_be_replaced(log):
+        response.doubtful.append((responses, len(responses) - 1))
 
 
-def _confirmed(broker: Broker, log: PartitionLog, responses: list[Produced]) -> Steps:
-    """Keep a refusal by the state of the producer only if the broker still is the owner."""
-    confirming = broker.commits.confirm(log)
-    if confirming is not None:
-        yield confirming
-        if not confirming.result():
-            responses[-1] = Produced(responses[-1].partition, _STORAGE, -1, -1)
+def _confirmed(broker: Broker, response: ProduceResponse) -> Steps:
+    """Keep refusals by the state of producers only if the broker still is the owner."""
+    confirming = asyncio.ensure_future(broker.commits.is_owner(_OWNER_WAIT_S))
+    yield confirming
+    if not confirming.result():
+        for responses, place in response.doubtful:
+            responses[place] = Produced(responses[place].partition, _STORAGE, -1, -1)
 
 
 def _in_transaction(

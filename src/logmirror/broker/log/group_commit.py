@@ -95,14 +95,23 @@ class GroupCommit:
         elif log not in self._timers:
             self._set_timer(log)
 
-    def confirm(self, log: PartitionLog) -> asyncio.Future[bool] | None:
-        """Return whether the broker still is the owner of a log; None: no other can be.
+    def may_be_replaced(self, log: PartitionLog) -> bool:
+        """Whether another broker may own the log without this one knowing it.
 
-        What an owner that was replaced would refuse may be right for the next one: an offset behind
-        its log end, or a sequence number. The future ends in any case, within a limit.
+        What an owner that was replaced refuses may be right for the next one: an offset behind its
+        log end, or a sequence number.
         """
         del self, log
-        return None
+        return False
+
+    async def is_owner(self, timeout_s: float) -> bool:
+        """Find out whether this broker still is the owner; False also if that is not known in time.
+
+        Args:
+            timeout_s: How long to wait for the bucket.
+        """
+        del self, timeout_s
+        return True
 
     def must_wait(self, log: PartitionLog) -> bool:
         """Whether a producer to this log must wait for `room`."""
