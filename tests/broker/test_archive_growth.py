@@ -18,7 +18,7 @@ from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from kit.servers.mounted import MountingBroker
+from kit.servers.mounted import MountingBroker, kept_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,12 +70,7 @@ def read(consumer: Consumer, count: int) -> list[tuple[Any, ...]]:
 
 def test_a_waiting_consumer_gets_what_a_running_mirror_writes(source, log_bucket, tmp_path):
     copied = mirror(TOPIC, source, tmp_path / "kept", form="native", max_time_ms=100)
-    place, objects, environment = str(tmp_path / "kept"), tmp_path / "kept", {}
-    if log_bucket is not None:
-        server, bucket = log_bucket.server, log_bucket.bucket
-        copied["destinations"] = [server.destination(bucket, prefix="kept")]
-        place, objects = f"s3://{bucket}/kept", server.files(bucket) / "kept"
-        environment = log_bucket.environment
+    place, objects, environment = kept_in(tmp_path, log_bucket, copied)
     config = write_config(tmp_path / "mirror.json", copied | {"name": TOPIC})
     write(source, 1)
     with InlineRun(config, folder=tmp_path) as run:

@@ -16,7 +16,7 @@ from kit.runs.commands import FORMATS, mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
-from kit.servers.mounted import MountingBroker
+from kit.servers.mounted import MountingBroker, kept_in
 
 pytestmark = [pytest.mark.jvm, pytest.mark.xdist_group("spark_connector")]
 
@@ -73,12 +73,7 @@ def test_spark_reads_an_archive_whole_and_between_offsets(tmp_path):
 @pytest.mark.gate("Spark once more")
 def test_a_stream_gets_each_record_once_while_a_mirror_extends_the_archive(log_bucket, tmp_path):
     copied = mirror(TOPIC, "", tmp_path / "kept", form="native", max_time_ms=100, max_offsets=50)
-    place, objects, environment = str(tmp_path / "kept"), tmp_path / "kept", {}
-    if log_bucket is not None:
-        server, bucket = log_bucket.server, log_bucket.bucket
-        copied["destinations"] = [server.destination(bucket, prefix="kept")]
-        place, objects = f"s3://{bucket}/kept", server.files(bucket) / "kept"
-        environment = log_bucket.environment
+    place, objects, environment = kept_in(tmp_path, log_bucket, copied)
     broker = MountingBroker(tmp_path / "log", place, **environment)
     with EmbeddedBroker(tmp_path / "source") as source:
         create_topic(source.bootstrap, TOPIC, 2, {})

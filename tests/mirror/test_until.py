@@ -7,7 +7,7 @@ import pytest
 
 from kit.fakes.scripted import Log, ScriptedClient, SteppingClock, archive_spec, record, service
 from logmirror.cluster.client import NO_OFFSET
-from logmirror.errors import PositionError, UnavailableError, UsageError
+from logmirror.errors import EndsEarlierError, PositionError, UnavailableError, UsageError
 from logmirror.mirror.until import Until
 from logmirror.testing import MemoryStore
 from logmirror.wire.records import encode_reference
@@ -155,3 +155,16 @@ def test_a_limit_below_the_log_start_copies_nothing_of_that_partition(offset):
     assert ends(store) == {0: 6, 1: 6}
     with pytest.raises(PositionError, match="beyond `until`"):
         run(client, store, Until(offset=6), chain_start="earliest")
+
+
+def test_a_claim_of_an_earlier_run_beyond_such_a_record_stops_the_copy():
+    """A claim fixes the range of the next object, so the copy cannot end before the record."""
+    log = log_of(10, 20, 30, 50, 25, 60)
+    store, client = MemoryStore(), Inexact([log])
+    run(client, store, Until(offset=6))
+    (name,) = [name for name in store.objects if not name.startswith(".")]
+    del store.objects[name]  # a crash between the claim and its object
+    with pytest.raises(EndsEarlierError) as caught:
+        run(client, store, Until(time_ms=40))
+    assert caught.value.offset == 3
+    assert not ends(store)

@@ -326,6 +326,11 @@ class GroupedChanges:
         running: asyncio.Future[list[Exception | None]],
     ) -> None:
         self._running = None
+        if running.cancelled():
+            for done in (*waiters, *(done for _, done in self._waiting)):
+                done.cancel()
+            self._waiting.clear()
+            return
         for done, error in zip(waiters, running.result(), strict=True):
             if done.done():
                 continue  # cancelled

@@ -49,7 +49,8 @@ class UntilModel(Model):
     """Where the copy of each partition ends: before a time or an offset; one of the two.
 
     The mirror is copied once, up to there or to the end that the source has now, and its run ends.
-    A destination that already has records beyond `until` is an error.
+    A destination that already has records beyond `until` is an error. With `time`, this needs a
+    source whose lookup by time is exact, as Apache Kafka's is.
     """
 
     time: _Time | None = None

@@ -461,7 +461,7 @@ def test_an_outage_begins_with_the_first_request_that_fails_and_not_with_its_end
     assert journal.failing_since_ms is None
 
 
-def test_a_check_of_the_owner_that_nobody_waits_for_any_more_ends_nothing_else():
+def test_a_check_of_the_owner_that_is_cancelled_ends_nothing_else():
     """A client may be gone, or its request be over, before the bucket responds."""
     held = threading.Event()
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kit.runs.bucket_steps import ALL, DELETING, MOVING, WAYS, requested
+from kit.runs.bucket_steps import ALL, DELETING, WAYS, requested
+from kit.runs.enumerated_requests import HOW
 from kit.tiers import PLANTED, sized
 from logmirror.broker.moves.bucket_routes import IntoBucket
 from logmirror.broker.moves.move import MoveState
@@ -62,7 +63,7 @@ def _collected() -> Iterator[None]:
 @pytest.mark.thinned
 @pytest.mark.move("E20", "E87", "E98")
 @pytest.mark.timeout(sized(300, 600, 14_400))
-@pytest.mark.parametrize("how", sized(MOVING[:2], MOVING, MOVING))
+@pytest.mark.parametrize("how", sized(HOW[:2], HOW, HOW))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(sized(1, 1, 3)))
 def test_e20_a_request_before_any_call_of_disk_or_bucket_is_carried_out(tmp_path, seed, way, how):

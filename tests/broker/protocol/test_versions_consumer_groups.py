@@ -118,6 +118,7 @@ def test_consumer_group_describe(group_client, topic_name, version):
     if version >= 1:
         assert member.member_type == 1
     assert describe("unknown").error_code == ErrorCode.group_id_not_found
+    assert describe("").error_code == ErrorCode.invalid_group_id
     listed = group_client.ask(
         Api.LIST_GROUPS, 5, states_filter=(), types_filter=("consumer",)
     ).groups

@@ -39,6 +39,10 @@ _JARS: Final = (
 
 _TIMEOUT_S: Final = 240
 _PER_TRIGGER: Final = 100
+_COLUMNS: Final = (
+    *("partition", "offset", "unix_millis(timestamp)", "timestampType"),
+    *("key", "value", "headers"),
+)
 
 
 class SparkConnector:
@@ -51,6 +55,8 @@ class SparkConnector:
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         self._bootstrap, self._folder = bootstrap, folder
+        self._serve = _serve
+        """What runs in the process."""
 
     def __enter__(self) -> Self:
         jars = maven_jars(f"spark-sql-kafka-{_VERSION}", _JARS, alone=True)
@@ -73,7 +79,7 @@ class SparkConnector:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         arguments = (theirs, properties, self._bootstrap, str(self._folder))
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process = context.Process(target=self._serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()  # so that each process notices the end of the other one
         return self
@@ -149,6 +155,16 @@ def _serve(connection: Connection, properties: dict[str, str], bootstrap: str, f
     gateway.proc.communicate()  # the JVM ends with its standard input
 
 
+def rows_of(records: DataFrame) -> dict[int, list[Row]]:
+    """Return the records of the connector by partition."""
+    found: dict[int, list[Row]] = {}
+    for partition, *fields, headers in records.selectExpr(*_COLUMNS).collect():
+        plain = [bytes(f) if isinstance(f, bytearray) else f for f in fields]
+        named = tuple((h.key.encode(), h.value and bytes(h.value)) for h in headers or ())
+        found.setdefault(partition, []).append(Row(*plain, named))
+    return found
+
+
 class _Work:
     def __init__(self, session: SparkSession, bootstrap: str, folder: str) -> None:
         self._session, self._folder = session, folder
@@ -176,15 +192,7 @@ class _Work:
     def read(self, topic: str, limits: dict[str, str]) -> dict[int, list[Row]]:
         options = self._from(topic) | limits
         source: DataFrame = self._session.read.format("kafka").options(**options).load()
-        columns = "offset, unix_millis(timestamp), timestampType, key, value, headers"
-        found: dict[int, list[Row]] = {}
-        for partition, *fields, headers in source.selectExpr(
-            "partition", *columns.split(", ")
-        ).collect():
-            plain = [bytes(f) if isinstance(f, bytearray) else f for f in fields]
-            named = tuple((h.key.encode(), h.value and bytes(h.value)) for h in headers or ())
-            found.setdefault(partition, []).append(Row(*plain, named))
-        return {partition: sorted(rows) for partition, rows in found.items()}
+        return {partition: sorted(rows) for partition, rows in rows_of(source).items()}
 
     def stream(self, source: str, target: str) -> list[int]:
         options = {**self._from(source), "maxOffsetsPerTrigger": str(_PER_TRIGGER)}

@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, Final, Self
-from unittest.mock import patch
 
-from kit.judges import spark_connector
-from kit.judges.clients import Row
-from kit.judges.spark_connector import SparkConnector
+from kit.judges.spark_connector import SparkConnector, rows_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from pyspark.sql import DataFrame
+    from kit.judges.clients import Row
 
 _TIMEOUT_S: Final = 240
-_COLUMNS: Final = (
-    *("partition", "offset", "unix_millis(timestamp)", "timestampType"),
-    *("key", "value", "headers"),
-)
 
 
 class SparkStream(SparkConnector):
@@ -35,8 +28,8 @@ class SparkStream(SparkConnector):
         self.batches: list[dict[int, list[Row]]] = []
         """The committed records of each micro-batch by partition, in the order of the batches."""
 
-        with patch.object(spark_connector, "_serve", _serve):
-            return super().__enter__()
+        self._serve = _serve
+        return super().__enter__()
 
     def begin(self, topic: str) -> None:
         """Begin to read a topic from its start, or behind what was read with the same folder."""
@@ -75,8 +68,7 @@ def _serve(connection: Connection, properties: dict[str, Any], bootstrap: str, f
         session.readStream.format("kafka")
         .options(**options)
         .load()
-        .selectExpr(*_COLUMNS)
-        .writeStream.foreachBatch(lambda batch, _: connection.send(_rows(batch)))
+        .writeStream.foreachBatch(lambda batch, _: connection.send(rows_of(batch)))
         .option("checkpointLocation", f"{folder}/checkpoint")
         .start()
     )
@@ -87,12 +79,3 @@ def _serve(connection: Connection, properties: dict[str, Any], bootstrap: str, f
     query.stop()
     session.stop()
     gateway.proc.communicate()  # the JVM ends with its standard input
-
-
-def _rows(batch: DataFrame) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for partition, *fields, headers in batch.collect():
-        plain = [bytes(f) if isinstance(f, bytearray) else f for f in fields]
-        named = tuple((h.key.encode(), h.value and bytes(h.value)) for h in headers or ())
-        found.setdefault(partition, []).append(Row._make((*plain, named)))
-    return found

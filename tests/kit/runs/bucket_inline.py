@@ -61,11 +61,27 @@ class _Journal(Journal):
         return is_busy
 
 
-class _Uploads(Uploads):
-    """Works when it is drained, or when its result is needed."""
+class DueUploads(Uploads):
+    """Has no thread, and no pauses: what was submitted is due."""
 
     def _run(self) -> None:
         """End the thread at once."""
+
+    def _next(self) -> Any:
+        with self._changed:
+            for queue in self._queues.values():
+                queue.due_ms = 0
+            if not self._queues:
+                return None
+        return super()._next()
+
+    def work(self) -> None:
+        """Do what was submitted, however often it fails."""
+        super()._run()
+
+
+class _Uploads(DueUploads):
+    """Works when it is drained, or when its result is needed."""
 
     def submit(self, *args: Any, **more: Any) -> Future[Any]:
         done = super().submit(*args, **more)
@@ -79,18 +95,10 @@ class _Uploads(Uploads):
         done.result = result  # type: ignore[method-assign]  # no thread does the work
         return done
 
-    def _next(self) -> Any:
-        with self._changed:
-            for queue in self._queues.values():
-                queue.due_ms = 0
-            if not self._queues:
-                return None
-        return super()._next()
-
     def drain(self) -> bool:
-        """Do what was submitted, however often it fails; returns whether there was something."""
+        """Do what was submitted; returns whether there was something."""
         is_busy = bool(self._queues)
-        super()._run()
+        self.work()
         return is_busy
 
 

@@ -31,16 +31,6 @@ WAYS: Final = {"into": ("a", "w"), "out": ("w", "a")}
 OTHER: Final = "b"
 """Where a redirected move leads."""
 
-MOVING: Final = (
-    "cancelled",
-    "redirected",
-    "cancelled, power lost",
-    "redirected, power lost",
-    "redirected and cancelled",
-    "cancelled and redirected",
-)
-"""Requests about the move."""
-
 DELETING: Final = (
     "records deleted",
     "topic deleted",
@@ -258,7 +248,7 @@ class Run:
         folder: For the disks. It is created, and removed.
         seed: See `_Broker`.
         way: One of `WAYS`.
-        how: One of `MOVING` or `DELETING`, or empty: there is no request.
+        how: One of `enumerated_requests.HOW` or `DELETING`, or empty: there is no request.
         begin: See `Steps`.
         wait: The same.
 

@@ -44,6 +44,15 @@ _STUCK: Final = 30
 """The same for everything else: nothing more can run."""
 
 
+def run_out(*queues: list[Any]) -> None:
+    """Let all jobs come to their ends."""
+    for jobs in queues:
+        while jobs:
+            job = jobs.pop()
+            while not job.done.done():
+                job.proceed()
+
+
 class Turns(Executor):
     """Runs calls in steps, each up to the next point.
 
@@ -93,11 +102,7 @@ class Turns(Executor):
 
     def end(self) -> None:
         """Let all calls come to their ends; the power is off."""
-        for jobs in (self._mine, self._others):
-            while jobs:
-                job = jobs.pop()
-                while not job.done.done():
-                    job.proceed()
+        run_out(self._mine, self._others)
 
 
 class Run:

@@ -24,12 +24,12 @@ from unittest import mock
 from kit.fakes.faulty_disk import PowerLossError
 from kit.fakes.places import FailingStore, PlacesDisk, Power
 from kit.runs import placed_logs
-from kit.runs.bucket_inline import Inline, _NoHeart, _Snapshots, silent
+from kit.runs.bucket_inline import DueUploads, Inline, _NoHeart, _Snapshots, silent
+from kit.runs.enumerated_requests import run_out
 from kit.runs.moving_log import Job
 from logmirror import failpoints
 from logmirror.broker.bucket import journal, logs, opening, recovery, uploads
 from logmirror.broker.bucket.journal import Journal
-from logmirror.broker.bucket.uploads import Uploads
 from logmirror.broker.log import durable_ends, in_progress
 from logmirror.broker.metadata import MetadataStore
 from logmirror.broker.moves import copier, mover, upload
@@ -131,27 +131,12 @@ class _Journal(Journal):
         self._closing.set()
 
 
-class _Uploads(Uploads):
+class _Uploads(DueUploads):
     """Works in a job."""
-
-    def _run(self) -> None:
-        """End the thread at once."""
-
-    def _next(self) -> Any:
-        with self._changed:
-            for queue in self._queues.values():
-                queue.due_ms = 0
-            if not self._queues:
-                return None
-        return super()._next()
 
     def is_due(self) -> bool:
         """Whether something was submitted."""
         return bool(self._queues)
-
-    def work(self) -> None:
-        """Do what was submitted."""
-        super()._run()
 
 
 class _SnapshotsInJobs(_Snapshots):
@@ -294,11 +279,7 @@ class Steps:
 
     def end(self) -> None:
         """Let all jobs come to their ends; the power is off."""
-        for jobs in (self._mine, self._others):
-            while jobs:
-                job = jobs.pop()
-                while not job.done.done():
-                    job.proceed()
+        run_out(self._mine, self._others)
 
 
 class _Disk(PlacesDisk):

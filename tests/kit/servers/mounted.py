@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 from kit.servers.machine import HOST, free_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from kit.servers.s3 import LogBucket
 
 _TIMEOUT_S: Final = 180
 
@@ -83,3 +85,23 @@ class MountingBroker:
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(_TIMEOUT_S) == 0, self.log.read_text()
         self._process.stdout.close()
+
+
+def kept_in(
+    folder: Path, log_bucket: LogBucket | None, copied: dict[str, object]
+) -> tuple[str, Path, Mapping[str, str]]:
+    """Where a mirror makes its archive: below a folder, or in a bucket.
+
+    Args:
+        folder: A directory.
+        log_bucket: The bucket; None: in the directory.
+        copied: The mirror into `folder / "kept"`; gets another destination if it is a bucket.
+
+    Returns:
+        The value of `--archive`, where the files of its objects are, and variables for the broker.
+    """
+    if log_bucket is None:
+        return str(folder / "kept"), folder / "kept", {}
+    server, bucket = log_bucket.server, log_bucket.bucket
+    copied["destinations"] = [server.destination(bucket, prefix="kept")]
+    return f"s3://{bucket}/kept", server.files(bucket) / "kept", log_bucket.environment

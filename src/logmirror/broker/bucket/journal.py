@@ -278,7 +278,7 @@ class Journal:
             _LOG.debug("ownership could not be checked: %s", error)
         for one in asked:
             if not one.set_running_or_notify_cancel():
-                continue  # nobody waits for it any more
+                continue  # its caller has gone
             if failure is None:
                 one.set_result(None)
             else:
