@@ -26,6 +26,7 @@ from logmirror.broker.broker import Caller, Load
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers import fetch, offsets
 from logmirror.broker.log.disk import Disk
+from logmirror.broker.log.group_commit import GroupCommit
 from logmirror.broker.log.segment import FileRange
 from logmirror.broker.log.segment_cache import SegmentCache
 from logmirror.broker.options import Archive
@@ -168,6 +169,7 @@ class Mount:
         self._run(self._opened(self._mounts))
 
     async def _opened(self, mounts: mounting.Mounts) -> None:
+        self._broker.commits = GroupCommit(lambda _: self._broker.executor, Disk())
         await mounts.open()
         await self._is_idle.wait()
 
