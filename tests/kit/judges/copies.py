@@ -114,11 +114,14 @@ def copying(*mirrors: Mapping[str, object]) -> Iterator[threading.Thread]:
         raise failures[0]
 
 
-def wait_for_end(bootstrap: str, topic: str, end: int, *, partition: int = 0) -> None:
+def wait_for_end(
+    bootstrap: str, topic: str, end: int, *, partition: int = 0, timeout_s: float = 180
+) -> None:
     """Wait until a topic exists there and a partition of it has reached an offset."""
     wait_until(
         lambda: (_reported_end(bootstrap, topic, partition) or 0) >= end,
         what=lambda: f"{topic}-{partition} to reach {end}",
+        timeout_s=timeout_s,
     )
 
 

@@ -167,10 +167,21 @@ class KafkaCluster:
         topic = NewTopic(
             name, num_partitions=partitions, replication_factor=REPLICAS, config=settings
         )
-        admin = self._admin()  # what it was asked is lost when it goes
-        admin.create_topics([topic], operation_timeout=30)[name].result(30)
+        self._create(topic)
         self.wait_until_in_sync(name, partitions=partitions)
         return name
+
+    def create_unreplicated(self, name: str) -> str:
+        """Create a topic with one partition on each broker: 0 on node 1, 1 on node 2, and so on."""
+        placed = [[node] for node in self.brokers]
+        config = {"min.insync.replicas": "1"}
+        self._create(NewTopic(name, len(placed), replica_assignment=placed, config=config))
+        self.wait_until_in_sync(name, partitions=len(placed), replicas=1)
+        return name
+
+    def _create(self, topic: NewTopic) -> None:
+        admin = self._admin()  # what it was asked is lost when it goes
+        admin.create_topics([topic], operation_timeout=30)[topic.topic].result(30)
 
     def partitions(self, topic: str) -> dict[int, PartitionMetadata]:
         """Leader, replicas and in-sync replicas of each partition, as the cluster reports them."""
