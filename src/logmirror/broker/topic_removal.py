@@ -4,7 +4,9 @@ A deletion is in the database until nothing is left of the topic on a disk and i
 then each start comes here again.
 
 The folder of a partition may be away: in a log directory that failed, or was not given. So a
-deletion has a list of these partitions. A partition leaves the list when a start finds its folder.
+deletion has a list of partitions, if the broker had several directories: at first of all that have
+a folder. Each folder that is found loses its name, and its partition leaves the list. Only then are
+files removed. So a crash at any point, and a start without a directory, forgets no folder.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from logmirror.broker.moves.move import remove_folder
+from logmirror.broker.moves.move import DELETE, remove_folder
 
 if TYPE_CHECKING:
     import uuid
@@ -69,21 +71,21 @@ class TopicRemoval:
             left: Partitions with an old folder that is away.
         """
         if self._dirs.on_disk and self._store.has_several_dirs:
-            away = {number for number, log in enumerate(logs) if self._is_away(log)}
-            self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), {*left, *away})
+            placed = {number for number, log in enumerate(logs) if self._has_folder(log)}
+            self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), {*left, *placed})
         self._store.begin_deletion(name)
 
-    def _is_away(self, log: PartitionLog) -> bool:
-        """Whether a partition had records on a disk, and its folder is away."""
-        if log.failure is None or not _has_end(log):
-            return False
-        return not self._dirs.having(log.folder.parent.name, int(log.folder.name))
+    def _has_folder(self, log: PartitionLog) -> bool:
+        """Whether a partition has a folder on a disk, also if that is away."""
+        found = self._dirs.having(log.folder.parent.name, int(log.folder.name))
+        return bool(found) or (log.failure is not None and _has_end(log))
 
     def remove(
         self,
         row: TopicRow,
         logs: Sequence[PartitionLog] = (),
         places: Sequence[Path] = (),
+        left: Collection[int] = (),
         *,
         is_free: bool = True,
     ) -> None:
@@ -95,16 +97,21 @@ class TopicRemoval:
             row: The topic.
             logs: Its logs, if they are open.
             places: Their folders, and the old ones that moves could not remove.
+            left: As for `begin`.
             is_free: False: there is another topic of this name. It was created when no file of the
                 deleted one was left, so all files are its own.
         """
-        listed = self._listed(row, is_start=not logs) if is_free else set[int]()
-        if listed:
-            self.left_behind.add(row.name)
         self._note_left(row, places)
+        listed = self._listed(row) if is_free else set[int]()
         folders = self._dirs.folders(row.name) if is_free else []
+        on_disk = [folder for folder in folders if folder.parent != self._dirs.work_dir]
         try:
-            self._remove_folders(one for one in folders if one.parent != self._dirs.work_dir)
+            if listed:
+                listed = (listed - self._freed(on_disk, row.topic_id)) | {*left}
+                self._store.set_deleted_partitions(row.topic_id.bytes, listed)
+            if listed:
+                self.left_behind.add(row.name)
+            self._remove_folders(on_disk)
         except OSError:
             self.left_behind.add(row.name)
             raise
@@ -120,19 +127,25 @@ class TopicRemoval:
         if self._bucket is None and row.name not in self.left_behind:
             self._store.end_deletion(row.topic_id)
 
-    def _listed(self, row: TopicRow, *, is_start: bool) -> set[int]:
-        """Return the partitions whose folder is away; without those that a start has found.
+    def _listed(self, row: TopicRow) -> set[int]:
+        """Return the partitions on the list; what is in the bucket is known by its rows."""
+        return self._store.deleted_partitions(row.topic_id.bytes) if self._dirs.on_disk else set()
 
-        That is stored before they are removed: afterwards they cannot be found.
+    def _freed(self, folders: Iterable[Path], topic_id: uuid.UUID) -> set[int]:
+        """Take the names of all partitions from their folders.
+
+        Returns:
+            Which partitions were found, with their names or without.
         """
-        listed = self._store.deleted_partitions(row.topic_id.bytes)
-        if not self._dirs.on_disk:  # what is in the bucket is known by its rows
-            return set()
-        if not is_start:
-            return listed
-        left = {number for number in listed if not self._dirs.having(row.name, number)}
-        self._list(row.topic_id, listed, left)
-        return left
+        end = f".{topic_id.hex}{DELETE}"
+        found = set[int]()
+        for folder in folders:
+            for path in [path for path in folder.iterdir() if path.name.isdecimal()]:
+                self._disk.rename(path, path.with_name(path.name + end))
+            self._disk.sync_folder(folder)  # an earlier attempt may not be durable
+            names = [path.name for path in folder.iterdir()]
+            found |= {int(name.removesuffix(end)) for name in names if name.endswith(end)}
+        return found
 
     def _list(self, topic_id: uuid.UUID, before: set[int], after: set[int]) -> None:
         if after != before:

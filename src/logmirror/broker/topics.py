@@ -417,7 +417,7 @@ class Topics:
         )
         try:
             remove = self.removal.remove
-            await loop.run_in_executor(self._executor, remove, row, topic.logs, folders)
+            await loop.run_in_executor(self._executor, remove, row, topic.logs, folders, left)
         except OSError as error:
             self.removal.left_behind.add(topic.name)
             self.disk_failed(error)
