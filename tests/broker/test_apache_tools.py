@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import pytest
 
@@ -29,6 +30,9 @@ def test_topics_are_created_listed_described_and_deleted(embedded, apache_tools,
     assert "PartitionCount: 3" in described
     assert "segment.bytes=2000000" in described
     assert described.count("Leader: 1") == 3
+    [topic_id] = re.findall(r"TopicId: (\S+)", described)
+    by_id = apache_tools.run("kafka-topics", *at, "--describe", "--topic-id", topic_id)
+    assert by_id.stdout == described
     again = apache_tools.run("kafka-topics", *at, *create, check=False)
     assert again.returncode == 1
     assert "TopicExistsException" in again.stdout + again.stderr

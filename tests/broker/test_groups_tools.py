@@ -6,16 +6,21 @@ its exit code is checked.
 
 from __future__ import annotations
 
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
 
+from kit.judges import clients
 from kit.judges.clients import Message, produce
+from kit.servers.apache import VERSIONS, ApacheTools
 from kit.servers.kafka import create_topic
 
 pytestmark = pytest.mark.in_bucket
+_READER = Path(clients.__file__).with_name("ReadByPattern.java")
 
 
 @pytest.mark.statement("C11")
@@ -53,6 +58,20 @@ def test_a_consumer_of_kip_848_is_described(embedded, apache_tools, topic_name):
     listed = apache_tools.run("kafka-consumer-groups", *at, "--list", "--type", "consumer").stdout
     assert topic_name in listed
     consumer.close()
+
+
+def test_a_java_client_subscribes_by_an_expression_that_the_broker_evaluates(embedded, topic_name):
+    """It looks up the names of the topics by their IDs."""
+    topics = [f"{topic_name}.{end}" for end in ("a", "b", "c")]
+    for topic in topics:
+        create_topic(embedded.bootstrap, topic, 1, {})
+        produce(embedded.bootstrap, topic, [Message(value=b"x")])
+    arguments = (embedded.bootstrap, f".*{topic_name}[.][ab]", topic_name, "2")
+    command = ApacheTools(VERSIONS[-1]).application(_READER, "ReadByPattern", *arguments)
+
+    found = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+
+    assert sorted(found.stdout.splitlines()) == [f"{topic} x" for topic in topics[:2]]
 
 
 def test_consumer_groups_are_listed_described_reset_and_deleted(embedded, apache_tools, topic_name):

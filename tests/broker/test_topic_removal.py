@@ -131,6 +131,26 @@ def old(root: Path) -> list[str]:
     return [str(path) for path in found if path.read_text() == "old"]
 
 
+def test_a_move_into_a_bucket_that_ends_within_the_deletion_does_not_block_the_name(tmp_path):
+    """Its old folder is listed, and then removed by the move itself."""
+    broker = _Broker(tmp_path, *DIRS)
+    broker.dirs = LogDirs(broker.dirs.on_disk, bucket="s3://b/p", work_dir=tmp_path / "work")
+    made: Any = (broker.store, broker.pool, _Disk(broker), broker.dirs, None)
+    removal = TopicRemoval(*made)
+    row = TopicRow(name=TOPIC, topic_id=uuid.uuid4(), partition_count=1, configs={})
+    broker.store.create_topic(row)
+    broker.store.note_several_dirs()
+    log: Any = _Log(tmp_path / "a" / TOPIC / "0")
+    log.folder.mkdir(parents=True)
+    removal.begin(TOPIC, row.topic_id, [log], ())
+    log.folder.rmdir()
+    log.folder = tmp_path / "work" / TOPIC / "0"
+    removal.remove(row, [log], [log.folder])
+    assert removal.left_behind == set()
+    assert broker.store.deleted_partitions(row.topic_id.bytes) == set()
+    broker.close()
+
+
 @pytest.mark.parametrize("given", DIRS)
 def test_a_crash_at_any_call_and_a_start_without_a_directory_bring_nothing_back(
     tmp_path, monkeypatch, given

@@ -107,7 +107,8 @@ class TopicRemoval:
         on_disk = [folder for folder in folders if folder.parent != self._dirs.work_dir]
         try:
             if listed:
-                listed = (listed - self._freed(on_disk, row.topic_id)) | {*left}
+                freed = self._freed(on_disk, row.topic_id) | self._arrived(logs)
+                listed = (listed - freed) | {*left}
                 self._store.set_deleted_partitions(row.topic_id.bytes, listed)
             if listed:
                 self.left_behind.add(row.name)
@@ -130,6 +131,13 @@ class TopicRemoval:
     def _listed(self, row: TopicRow) -> set[int]:
         """Return the partitions on the list; what is in the bucket is known by its rows."""
         return self._store.deleted_partitions(row.topic_id.bytes) if self._dirs.on_disk else set()
+
+    def _arrived(self, logs: Sequence[PartitionLog]) -> set[int]:
+        """Return the partitions in the bucket: a move has ended since `begin` (`Moves.forget`).
+
+        An old folder that it could not remove is one of the places (`_left`).
+        """
+        return {n for n, log in enumerate(logs) if log.folder.parent.parent == self._dirs.work_dir}
 
     def _freed(self, folders: Iterable[Path], topic_id: uuid.UUID) -> set[int]:
         """Take the names of all partitions from their folders.

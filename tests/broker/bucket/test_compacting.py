@@ -230,7 +230,7 @@ def test_a_pass_does_not_wait_for_a_merge_that_does_not_end(tmp_path, monkeypatc
         with pytest.raises(UnavailableError, match="being merged"):
             await parts.replace(0, 3)
         may_end.set()
-        assert await merger.leave(parts.log, 30)
+        assert await merger.leave(parts.log, parts.replacing, 30)
         assert merger.into == 1
         parts.close()
 

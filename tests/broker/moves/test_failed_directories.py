@@ -343,12 +343,15 @@ def test_e47_a_full_target_fails_the_move_which_is_completed_when_there_is_room(
             dirs = TwoDirs(broker, broker.log_dir, b)
             failing = Failing(dirs, None, 0)
             dirs.create("t")
+            failing.create("other", b)
             fill(dirs, "t", 300_000 // len(BATCH))
             with dirs.client() as client, dirs.partition("t") as partition:
                 before, end = contents(partition), partition.log_end
                 assert client.move_one("t", b) == NONE
                 wait_until(lambda: "No space left" in failing.log, what=lambda: failing.log)
                 assert [*client.where("t")] == [str(dirs.a), str(b)]
+                wait_until(lambda: not list(b.glob("t/*")), what=lambda: dirs.names("t"))
+                assert failing.codes("other") == (NONE, NONE), "its copy does not fill the disk"
                 assert failing.described()[str(b)][0] == NONE
                 assert partition.produce(BATCH) == Appended(0, end)
                 disk.grow(20_000_000)

@@ -26,6 +26,11 @@ from logmirror.broker.moves.throttle import Throttle
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
+    from kit.judges.log_dirs_client import LogDirsClient
+
+CONCURRENT = 2
+"""Moves that are copied at a time."""
+
 STEP_BYTES = 1_000_000
 DISK_BYTES_PER_S = 200_000_000
 AT_ONCE = 2
@@ -178,6 +183,28 @@ def test_e91_a_lower_limit_lets_one_step_end(dirs):
         assert client.where("t")[str(dirs.b)].is_future
         dirs.limit(100_000_000)
     dirs.wait_in("t", dirs.b)
+
+
+@pytest.mark.move("E89", "E90")
+def test_e90_small_partitions_are_limited_together(dirs):
+    """Whatever the time: after one of them, the next would be due in an hour."""
+    topics = [f"t{number}" for number in range(8)]
+    for topic in topics:
+        dirs.create(topic)
+        fill(dirs, topic, 4)
+    dirs.limit(1)
+
+    def moved(client: LogDirsClient) -> int:
+        return sum([*client.where(topic)] == [str(dirs.b)] for topic in topics)
+
+    with dirs.client() as client:
+        assert {*client.move({dirs.b: dict.fromkeys(topics, (0,))}).values()} == {NONE}
+        wait_until(lambda: moved(client) > 0, what=lambda: "a partition to move")
+        time.sleep(1.5)
+        assert moved(client) <= CONCURRENT
+        dirs.limit(None)
+    for topic in topics:
+        dirs.wait_in(topic, dirs.b)
 
 
 @pytest.mark.move("E50")

@@ -130,11 +130,13 @@ def test_metadata_of_all_topics(client, topic_name, version):
     assert topic_name in [topic.name for topic in response.topics]
 
 
-def test_metadata_by_id(client, topic_name):
+@pytest.mark.parametrize("name", [None, "", "another"])
+def test_metadata_by_id(client, topic_name, name):
+    """Java clients send an empty name beside it. As in Apache Kafka, no name beside it counts."""
     topic_id = _create(client, topic_name)
 
     def ask(wanted: uuid.UUID) -> Any:
-        topic = _entity(Api.METADATA, 12, "MetadataRequestTopic", name=None, topic_id=wanted)
+        topic = _entity(Api.METADATA, 12, "MetadataRequestTopic", name=name, topic_id=wanted)
         fields = {"include_topic_authorized_operations": False}
         return client.ask(Api.METADATA, 12, topics=(topic,), **fields).topics[0]
 

@@ -55,7 +55,9 @@ class Merger:
         self._running: asyncio.Task[None] | None = None
         self._apart: dict[PartitionLog, set[tuple[int, int]]] = {}
         self._merging: PartitionLog | None = None
-        self._left: set[PartitionLog] = set()
+        self._left: dict[PartitionLog, set[object]] = {}
+        """Logs of which nothing is merged, and who demands that: a pass, a move."""
+
         self.merged = self.into = 0
 
     def consider(self, log: PartitionLog) -> None:
@@ -77,27 +79,31 @@ class Merger:
                     return
             del self._due[log]
 
-    async def leave(self, log: PartitionLog, timeout_s: float) -> bool:
+    async def leave(self, log: PartitionLog, holder: object, timeout_s: float) -> bool:
         """Merge nothing of a log until `take_up`; returns whether its merge in progress has ended.
 
         Args:
             log: The log.
+            holder: Who demands it; others may, too.
             timeout_s: How long to wait for that.
         """
-        self._left.add(log)
+        self._left.setdefault(log, set()).add(holder)
         if self._running is None or self._merging is not log:
             return True
         await asyncio.wait([self._running], timeout=timeout_s)
         return self._running.done()
 
-    def take_up(self, log: PartitionLog) -> None:
-        """End what `leave` began."""
-        self._left.discard(log)
-        self.consider(log)
+    def take_up(self, log: PartitionLog, holder: object) -> None:
+        """End what `leave` began for a holder; the log is merged again once there is no other."""
+        holders = self._left.get(log, set())
+        holders.discard(holder)
+        if not holders:
+            self._left.pop(log, None)
+            self.consider(log)
 
     def forget(self, log: PartitionLog) -> None:
         """Forget a log that is not in the bucket any more."""
-        self._left.discard(log)
+        self._left.pop(log, None)
         self._due.pop(log, None)
         self._apart.pop(log, None)
 

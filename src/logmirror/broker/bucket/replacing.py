@@ -57,13 +57,13 @@ class InBucket:
 
     async def begin(self, log: PartitionLog) -> None:
         """See `Replacing.begin` (R4)."""
-        if not await self._merger.leave(log, LIMIT_S):
+        if not await self._merger.leave(log, self, LIMIT_S):
             raise UnavailableError("segments of the partition are being merged")
 
     def end(self, log: PartitionLog) -> None:
         """See `Replacing.end`."""
         if log not in self._uncertain:
-            self._merger.take_up(log)
+            self._merger.take_up(log, self)
 
     async def replace(self, log: PartitionLog, cleaned: Cleaned) -> bool:
         """See `Replacing.replace`."""

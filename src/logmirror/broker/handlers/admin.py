@@ -156,7 +156,11 @@ def _asked_topics(
         names = sorted(broker.topics.by_name)
         refusal = broker.authorizer.refusal
         return [(n, None) for n in names if not refusal(caller, Api.METADATA, _TOPIC, n)]
-    asked = [(topic.name, topic.topic_id) for topic in request.topics]
+    # Java clients send an empty name beside an ID, so a name beside one says nothing.
+    asked = [
+        (topic.name if topic.topic_id is None else None, topic.topic_id)
+        for topic in request.topics
+    ]
     return list(dict.fromkeys(asked))
 
 

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from logmirror.broker.log_dirs.placement import LogDirs
 
 _PROBE: Final = "probe"
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a disk that is full."""
+
 _NO_FAILURE: Final = frozenset(
     {
-        *(errno.ENOSPC, errno.EDQUOT),  # the disk is full
+        *FULL,
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR),  # the process is
         *(errno.ENAMETOOLONG, errno.EFBIG),  # the request is at fault
     }

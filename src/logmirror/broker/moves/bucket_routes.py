@@ -199,12 +199,12 @@ class OutOfBucket(_BucketRoute):
 
     async def quiet(self, move: Move) -> bool:
         """See `Route.quiet`."""
-        return await self._commits.merger.leave(move.log, _QUIET_S)
+        return await self._commits.merger.leave(move.log, move, _QUIET_S)
 
     def end(self, move: Move) -> None:
         """See `Route.end`."""
         if self._bucket.is_open(move.log):
-            self._commits.merger.take_up(move.log)
+            self._commits.merger.take_up(move.log, move)
 
     def leave(self, move: Move) -> None:
         """See `Route.leave`."""

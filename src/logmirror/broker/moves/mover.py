@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 from logmirror import failpoints
 from logmirror.broker.database import GroupedChanges
 from logmirror.broker.log.shadow import Shadow
+from logmirror.broker.log_dirs.failures import FULL
 from logmirror.broker.moves.copier import Copier, last_copy
 from logmirror.broker.moves.counts import MoveCounts
 from logmirror.broker.moves.move import (
@@ -317,7 +318,9 @@ class Moves:
         log, copy = move.log, last_copy(move)
         tail = log.open_segment
         if tail is not None and copy is not None:
-            self.counts.copied_bytes += copy.append(tail.size_bytes, tail.size_bytes)
+            count = copy.append(tail.size_bytes, tail.size_bytes)
+            self.throttle.count(count, self.throttle.rate)
+            self.counts.copied_bytes += count
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, move.followed_bytes = log.log_end, log.size_bytes
         whole = Whole.of(log)
@@ -367,7 +370,8 @@ class Moves:
         self._commits.touch(log)
         self.when_moved(old, new)
         self.counts.swapped(began_s)
-        _LOG.info("%s moved to %s", old, new)
+        shown = self._routes.shown
+        _LOG.info("%s moved to %s", shown(old), shown(new))
         move.cleaning = self._run(self._clean(move, old, new))
 
     def _clean_again(self, log: PartitionLog) -> None:
@@ -417,12 +421,21 @@ class Moves:
 
     def _fail(self, move: Move, error: LogmirrorError | OSError) -> None:
         self.when_failed(error, move.log.folder, move.target)
+        if isinstance(error, OSError) and error.errno in FULL:
+            self._run(self._make_room(move))
         if not isinstance(error, LogmirrorError):
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
             reason = "a file could not be copied"
             error = UnavailableError(reason, cause=str(error), path=str(path))
         self._detach(move, MoveState.FAILED, error)
-        _LOG.error("%s: the move to %s failed: %s", move.log.folder, move.target, error)
+        target = self.name_of(move.target)
+        _LOG.error("%s: the move to %s failed: %s", move.log.folder, target, error)
+
+    async def _make_room(self, move: Move) -> None:
+        """Remove the copy of a move that has failed on a full disk: others write there."""
+        await self._idle(move)
+        await self._remove_all([move.future])
+        move.failed_bytes = 0
 
     async def _remove(self, move: Move) -> None:
         """Remove the copy of a move that was cancelled."""

@@ -121,6 +121,13 @@ class Routes:
         """Return the name of a log directory."""
         return absolute(log_dir)
 
+    def shown(self, folder: Path) -> str:
+        """Return the path of a partition for messages: in a bucket, with its name."""
+        log_dir, topic = folder.parent.parent, folder.parent.name
+        if not self.is_in_bucket(log_dir):
+            return str(folder)
+        return f"{self.name_of(log_dir)}/{topic}/{folder.name}"
+
     def is_in_bucket(self, log_dir: Path) -> bool:
         """Whether a log directory is the working folder of a bucket."""
         del log_dir
