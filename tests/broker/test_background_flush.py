@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.commits import end_in_bucket
 from kit.judges.partition_client import LATEST, Appended, PartitionClient
+from kit.judges.transaction_client import TransactionClient
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from logmirror.wire.records import Record, decode_reference, encode_reference
@@ -265,6 +266,18 @@ def test_a_transaction_marker_is_durable_before_its_response(broker, topic_name)
         assert partition.write_markers((7, 0)) == {7: 0}
 
     assert _durable(broker) == 6
+
+
+@pytest.mark.in_bucket
+def test_records_of_a_transaction_are_durable_before_their_response(broker, topic_name):
+    """Else it could be committed after a crash without those that were acknowledged."""
+    create_topic(broker.bootstrap, topic_name, 1, {})
+    with TransactionClient(broker.bootstrap, topic_name) as client:
+        writer = client.init()
+        assert client.add(writer) == client.produce(writer, 0) == 0
+        assert _durable(broker) == 3
+        assert client.produce_v2(writer, 3) == 0
+        assert _durable(broker) == 6
 
 
 @pytest.mark.in_bucket

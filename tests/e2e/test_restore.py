@@ -11,7 +11,13 @@ from itertools import takewhile
 
 import pytest
 
-from kit.judges.clients import odd_messages, produce, produce_transactions, rows_by_librdkafka
+from kit.judges.clients import (
+    Message,
+    odd_messages,
+    produce,
+    produce_transactions,
+    rows_by_librdkafka,
+)
 from kit.runs.commands import mirror, wait_until, write_config
 from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
@@ -20,6 +26,7 @@ from kit.servers.mounted import MountingBroker
 
 FORMATS = ("native", "parquet", "ndjson")
 SOON = {"fetch.wait.max.ms": 20}
+COMPRESSED = {"compression.type": "zstd", "message.max.bytes": 20_000_000}
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +136,28 @@ def test_a_restore_waits_at_a_damaged_object_until_that_is_repaired(source, kafk
         finally:
             run.kill()
     assert 0 < len(kept) < len(wanted)
+
+
+@pytest.mark.parametrize(("more", "code"), [((), 2), (("message.max.bytes=20000000",), 0)])
+def test_a_record_that_was_small_compressed_is_restored_with_a_larger_limit(
+    source, tmp_path, more, code
+):
+    """Rows are not compressed. The created topic gets the limit of the broker that serves them."""
+    topic = f"large-{code}"
+    create_topic(source, topic, 1, {})
+    large = Message(b"key", b'{"a": "hello world"}' * 150_000, (), 1_700_000_000_000)
+    produce(source, topic, [*odd_messages(3, seed=1), large], config=COMPRESSED)
+    archived = mirror(topic, source, tmp_path / "kept") | {"name": topic}
+    copied = run_now(write_config(tmp_path / "archive.json", archived))
+    assert copied.returncode == 0, copied.stderr
+    options = [part for one in more for part in ("--override", one)]
+    with (
+        MountingBroker(tmp_path / "log", tmp_path / "kept", options=options) as mounted,
+        EmbeddedBroker(tmp_path / "destination") as destination,
+    ):
+        restore = mirror_to_cluster(topic, mounted, destination.bootstrap)
+        result = run_now(write_config(tmp_path / "restore.json", restore))
+        assert result.returncode == code, result.stderr
+        assert ("MESSAGE_TOO_LARGE" in result.stderr) == bool(code)
+        found = rows(destination.bootstrap, topic)
+        assert found == rows(source, topic)[: 3 if code else 4]

@@ -136,6 +136,11 @@ class GroupService:
         if self._failure is None:
             self.change(lambda _, out: self.coordinator.topic_deleted(topic, out))
 
+    def topic_added(self, topic: str, topic_id: bytes) -> None:
+        """Remove the offsets of an earlier topic of this name."""
+        if self._failure is None:
+            self.change(lambda _, out: self.coordinator.topic_added(topic, topic_id, out))
+
     def perform(self, out: Effects) -> None:
         """Write the changes; send the responses once everything before them is durable."""
         self._write(out.changes)

@@ -420,7 +420,7 @@ def _groups(options: BrokerOptions, state: StateStore, topics: Topics) -> GroupS
     groups = GroupService(settings, state, SYSTEM_CLOCK, find_topic)
     groups.timeout_s = options.change_timeout_s
     groups.load({topic.name: topic.topic_id.bytes for topic in topics.by_name.values()})
-    topics.when_deleted = groups.topic_deleted
+    topics.when_deleted, topics.when_added = groups.topic_deleted, groups.topic_added
     return groups
 
 

@@ -141,8 +141,9 @@ SETTINGS: Final[Mapping[str, _Setting]] = {
     ),
     "flush.messages": _integer(
         *(ConfigType.LONG, 1, 1, NEVER, "log.flush.interval.messages"),
-        "1: a record is flushed before its response is sent. Otherwise, records are acknowledged "
-        "at once and flushed in the background, at the latest when so many are not flushed.",
+        "1: a record is flushed before its response is sent. Otherwise, only records of a "
+        "transaction are. Others are acknowledged at once, and flushed in the background, at the "
+        "latest when so many are not flushed.",
     ),
     "flush.ms": _integer(
         *(ConfigType.LONG, 0, 0, NEVER, "log.flush.interval.ms"),

@@ -79,6 +79,12 @@ class Topics:
         self.when_deleted: Callable[[str], None] = lambda _: None
         """Called with the name of each deleted topic."""
 
+        self.when_added: Callable[[str, bytes], None] = lambda *_: None
+        """Called with name and ID of each topic that is created or mounted."""
+
+        self.has_unlisted_archives = False
+        """Whether a name that is not known may be that of a topic of an archive."""
+
     @property
     def partition_count(self) -> int:
         """Partitions of all topics together."""
@@ -171,10 +177,14 @@ class Topics:
             configs=configs,
             logs=tuple(logs),
         )
-        self.by_name[row.name] = topic
-        self.by_id[row.topic_id.bytes] = topic
-        self.version += 1
+        self._add(topic)
         return topic
+
+    def _add(self, topic: Topic) -> None:
+        self.by_name[topic.name] = topic
+        self.by_id[topic.topic_id.bytes] = topic
+        self.version += 1
+        self.when_added(topic.name, topic.topic_id.bytes)
 
     async def create_missing(self) -> None:
         """Create the topics that the options name and that do not exist.
@@ -262,12 +272,11 @@ class Topics:
         topic = self.by_name.get(name)
         if topic is not None:
             topic.logs = logs
+            self.version += 1
         else:
             configs = TopicConfigs(ARCHIVE_CONFIGS, self._options)
             topic = Topic(name=name, topic_id=topic_id, configs=configs, logs=logs, is_archive=True)
-            self.by_name[name] = topic
-            self.by_id[topic_id.bytes] = topic
-        self.version += 1
+            self._add(topic)
 
     async def add_partitions(self, topic: Topic, count: int, *, dry_run: bool) -> None:
         """Increase a topic's partition count to `count`.

@@ -3,7 +3,8 @@
 The order that makes a transaction atomic:
 
 1. Its partitions and groups are durable before a record or an offset of it is accepted.
-2. Its records are durable before a commit is, also in topics that are flushed in the background.
+2. Its records are durable before their response and before a commit is, also in topics that are
+   flushed in the background.
 3. Its outcome is durable before the first marker is written.
 4. Its markers are durable before it is complete. The offsets of its groups change in the same
    commit of the coordinators' store that completes it.
@@ -14,6 +15,10 @@ before the restart is not written again: the producer state has its timestamp.
 EndTxn responds when the transaction is complete: a marker has its offset by then. If that takes
 longer than `RESPONSE_S`, because a partition cannot be written to, it responds as Kafka does: the
 outcome is certain. The next sweep tries again.
+
+An owner of a bucket that was replaced may refuse for good what is right for the next one, or take
+a request for the repetition of one that belonged to an earlier transaction. So it makes sure first
+that it still is the owner; otherwise the client gets COORDINATOR_NOT_AVAILABLE.
 """
 
 from __future__ import annotations
@@ -56,11 +61,22 @@ _WAIT_S: Final = 1.0
 """How long a request waits for the one before it that changes the same transactional ID."""
 
 RESPONSE_S: Final = 5.0
-"""How long a request waits for markers and for the disk."""
+"""How long a request waits for markers, for the disk, and for the bucket to show who owns it."""
 
 _MARKERS_PER_TURN: Final = 64
 _INIT_ATTEMPTS: Final = 3
 _UNAVAILABLE: Final = RefusedTransactionError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+_FINAL: Final = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    }
+)
+"""Refusals by the coordinators' state that clients do not repeat."""
 
 
 class TransactionService:
@@ -130,8 +146,16 @@ class TransactionService:
         *,
         partitions: Collection[Partition] = (),
         groups: Collection[str] = (),
+        may_be_wrong: bool = False,
     ) -> None:
         """Handle AddPartitionsToTxn and AddOffsetsToTxn.
+
+        Args:
+            transactional_id: The ID.
+            writer: The client's producer ID and epoch.
+            partitions: What is added.
+            groups: The same.
+            may_be_wrong: Whether the caller itself makes sure that this broker is the owner.
 
         Raises:
             RefusedTransactionError: The request is refused.
@@ -146,7 +170,9 @@ class TransactionService:
                 groups=frozenset(groups),
             )
 
-        await self._change(transactional_id, decide)
+        write = await self._change(transactional_id, decide, may_be_wrong=may_be_wrong)
+        if write is None and not may_be_wrong:
+            await self._check_owner()
         reach("transaction.added")
 
     async def end(
@@ -168,6 +194,7 @@ class TransactionService:
         write = await self._change(transactional_id, decide, may_need_id=is_v2)
         if write is None:
             current = self.coordinator.get(transactional_id)
+            await self._check_owner()
             write = Write(current) if current is not None else None
         reach("transaction.completed")
         return write.client if write is not None else writer
@@ -211,10 +238,13 @@ class TransactionService:
         """
         if self.groups is None:
             raise _UNAVAILABLE
-        self.coordinator.check(transactional_id, writer, group_id=group_id)
+        try:
+            self.coordinator.check(transactional_id, writer, group_id=group_id)
+        except RefusedTransactionError as refused:
+            raise await self._confirmed(refused) from None
         code, rows = self.groups.add_pending(writer.producer_id, group_id, member, offsets)
         if code is not ErrorCode.NONE:
-            raise RefusedTransactionError(code)
+            raise await self._confirmed(RefusedTransactionError(code))
         await self._make_durable(rows, self.timeout_s)
         reach("transaction.offsets")
 
@@ -230,7 +260,12 @@ class TransactionService:
     # Changes of a transactional ID
 
     async def _change(
-        self, transactional_id: str, decide: Decide, *, may_need_id: bool = False
+        self,
+        transactional_id: str,
+        decide: Decide,
+        *,
+        may_need_id: bool = False,
+        may_be_wrong: bool = False,
     ) -> Write | None:
         """Decide, make it durable, and complete what has ended. One change of an ID at a time."""
         loop = asyncio.get_running_loop()
@@ -247,7 +282,10 @@ class TransactionService:
                 new_id = await self._new_id()
             else:
                 break
-        write = decide(new_id)
+        try:
+            write = decide(new_id)
+        except RefusedTransactionError as refused:
+            raise refused if may_be_wrong else await self._confirmed(refused) from None
         if write is None:
             return None
         task = self._begin(transactional_id, self._carry_out(write))
@@ -260,6 +298,15 @@ class TransactionService:
         if code is not ErrorCode.NONE:
             raise RefusedTransactionError(code)
         return write
+
+    async def _confirmed(self, refused: RefusedTransactionError) -> RefusedTransactionError:
+        """Return a refusal, if it is not final or this broker still is the owner."""
+        is_doubtful = refused.code in _FINAL and not await self._commits.is_owner(RESPONSE_S)
+        return _UNAVAILABLE if is_doubtful else refused
+
+    async def _check_owner(self) -> None:
+        if not await self._commits.is_owner(RESPONSE_S):
+            raise _UNAVAILABLE
 
     async def _new_id(self) -> int:
         loop = asyncio.get_running_loop()

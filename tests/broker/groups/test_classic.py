@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kit.runs.group_world import World
+from kit.runs.group_world import TOPIC_ID, World
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.classic import NEW_MEMBER_TIMEOUT_MS
-from logmirror.broker.groups.values import State
+from logmirror.broker.groups.values import Effects, State
 from logmirror.errors import CorruptionError
 
 
@@ -353,13 +353,57 @@ def test_any_client_commits_to_a_group_without_members(world):
     assert world.committed() == 3
 
 
-def test_offsets_of_topics_that_are_gone_are_dropped_at_the_start(world):
-    world.commit(None, 5)
+def started_with(world, topic_ids):
+    """Start again with these topics."""
     world.coordinator = type(world.coordinator)(world.settings, world.topics.get)
-    changes = world.coordinator.load(world.rows, {"orders": b"another topic ID"}, world.now)
+    out = Effects()
+    out.changes += world.coordinator.load(world.rows, topic_ids, world.now)
+    world.take(out)
+
+
+def added(world, topic_id):
+    world.call(lambda _, out: world.coordinator.topic_added("orders", topic_id, out))
+
+
+def test_offsets_of_an_earlier_topic_of_the_name_are_dropped_at_the_start(world):
+    world.commit(None, 5)
+    world.commit(None, 5, partition=1, producer_id=1)
+    started_with(world, {"orders": b"another topic ID"})
 
     assert world.committed() == -1
-    assert [change.value for change in changes] == [None]
+    assert world.stored == {}
+    assert world.coordinator.offsets.count == 0
+
+
+def test_offsets_of_a_topic_that_is_away_stay_until_another_one_of_its_name_appears(world):
+    """An archive may be away. A deletion that a crash interrupted looks the same."""
+    world.commit(None, 5)
+    world.commit(None, 6, partition=1, producer_id=1)
+    before = dict(world.stored)
+    for _ in range(2):
+        started_with(world, {})
+        assert world.committed() == 5
+        assert world.stored == before
+    added(world, TOPIC_ID)
+    assert world.stored == before
+    started_with(world, {})
+    added(world, b"another topic ID")
+
+    assert world.committed() == -1
+    assert world.stored == {}
+    assert world.coordinator.offsets.count == 0
+
+
+def test_offsets_of_a_topic_that_stays_away_expire():
+    world = World(offsets_retention_ms=3_600_000)
+    world.commit(None, 5)
+    started_with(world, {})
+    world.advance(3_000_000)
+    assert world.committed() == 5
+    world.advance(1_300_000)
+
+    assert world.committed() == -1
+    assert world.stored == {}
 
 
 def test_a_deleted_topic_takes_its_offsets_along(world):

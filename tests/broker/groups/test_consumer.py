@@ -207,6 +207,15 @@ def test_the_range_assignor_puts_equal_numbers_together(world):
     assert list(world.group().members) == ["a", "b"]
 
 
+def test_a_refused_member_makes_no_group_and_changes_the_type_of_none(world):
+    assert world.beat("a", assignor="x") is ErrorCode.UNSUPPORTED_ASSIGNOR
+    assert world.coordinator.groups == {}
+
+    assert world.commit(offset=7) is ErrorCode.NONE
+    assert world.beat("a", assignor="x") is ErrorCode.UNSUPPORTED_ASSIGNOR
+    assert (world.group().type, world.committed()) == ("classic", 7)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -88,7 +88,10 @@ class _Mounted:
     executor: ThreadPoolExecutor
     back_off: BackOff = field(default_factory=BackOff)
     topics: dict[str, dict[int, _Partition]] = field(default_factory=dict)
-    refused: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a folder is not mounted, by its name."""
+
+    is_listed: bool = False
 
 
 class Mounts:
@@ -127,6 +130,7 @@ class Mounts:
         Raises:
             UsageError: Two topics have one name.
         """
+        self._topics.has_unlisted_archives = True
         for mounted in self._all:
             try:
                 await self._list_folders(mounted, is_start=True)
@@ -152,7 +156,7 @@ class Mounts:
             polls += 1
             try:
                 await self._list_new(mounted)
-                if polls % _FOLDERS_EVERY == 0 or not mounted.topics:
+                if polls % _FOLDERS_EVERY == 0 or not mounted.topics or not mounted.is_listed:
                     await self._list_folders(mounted, is_start=False)
             except LogmirrorError as error:
                 if pause_s == poll_s:
@@ -168,8 +172,6 @@ class Mounts:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(mounted.executor, _folders, mounted.archive)
         for name, (topic_id, numbers) in found.items():
-            if name in mounted.refused:
-                continue
             known = mounted.topics.get(name, {})
             new = [number for number in numbers if number not in known]
             if not new:
@@ -180,6 +182,8 @@ class Mounts:
             names = await loop.run_in_executor(mounted.executor, _names_below, *work)
             places = [(name, number, names.get(number)) for number in new]
             listings = await _in_parts(mounted, _all_listed, places)
+            if not known and not self._is_free(mounted, name, is_start=is_start):
+                continue  # a topic of the name was created meanwhile
             partitions = mounted.topics.setdefault(name, {})
             for number, listing in zip(new, listings, strict=True):
                 partitions[number] = self._partition(mounted, name, number)
@@ -189,14 +193,16 @@ class Mounts:
                     partitions[number] = self._partition(mounted, name, number)
             logs = tuple(partitions[number].log for number in sorted(partitions))
             self._topics.mount(name, topic_id, logs)
+        mounted.is_listed = True
+        self._topics.has_unlisted_archives = not all(one.is_listed for one in self._all)
 
     def _is_free(self, mounted: _Mounted, name: str, *, is_start: bool) -> bool:
-        problem = None
+        problem = ""
         try:
             check_name(name)
         except RefusedTopicError as refused:
             problem = refused.reason
-        if problem is None and name in self._topics.by_name:
+        if not problem and name in self._topics.by_name:
             problem = "there is a topic of this name"
             if is_start:
                 raise UsageError(
@@ -206,10 +212,13 @@ class Mounts:
                     archive=str(mounted.archive.root),
                     topic=name,
                 )
-        if problem is not None:
-            mounted.refused.add(name)
-            _LOG.error("%s/%s: not mounted: %s", mounted.archive.root, name, problem)
-        return problem is None
+        if problem != mounted.refused.get(name, ""):
+            if problem:
+                _LOG.error("%s/%s: not mounted: %s", mounted.archive.root, name, problem)
+            else:
+                _LOG.info("%s/%s: mounted: its name is free now", mounted.archive.root, name)
+            mounted.refused[name] = problem
+        return not problem
 
     def _partition(self, mounted: _Mounted, name: str, number: int) -> _Partition:
         log = MountedLog(

@@ -5,8 +5,9 @@ A native object in a directory is served from its own file, if each of its batch
 with leader epoch 0, which lies outside the checksum, and with batches without records for trailing
 offset gaps; rows of Parquet and NDJSON as `wire.serve_columns` encodes them.
 
-Before it is served, an object is compared with the digest of its claim (`witness`). One that is
-damaged is refused as a whole, and read again after a pause.
+Before it is served, an object is compared with the digest of its claim (`witness`). Each checksum
+of a native object without a claim is verified. One that is damaged, or whose file cannot be read,
+is refused as a whole, and read again after a pause.
 
 After a failure of the store, further objects fail at once until a pause is over, which grows with
 each failure. So a store that cannot be reached does not occupy all threads of its archive.
@@ -25,6 +26,7 @@ from logmirror.broker.archives.survey import Survey, survey
 from logmirror.broker.archives.witness import check_digest, check_end, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
+from logmirror.broker.log.segment_check import is_sound
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.model import OffsetRange
@@ -43,6 +45,10 @@ _EPOCH: Final = Struct(">i")
 _EPOCH_AT: Final = 12
 _PAUSE_MS: Final = 500
 _PAUSE_MAX_MS: Final = 10_000
+
+
+class _UnreadableError(UnavailableError):
+    """The file of one object cannot be read. Others of its archive may be readable."""
 
 
 class BackOff:
@@ -165,7 +171,7 @@ class Objects:
                 "object is not in the archive any more; its folder is listed again",
                 path=str(self.path(segment)),
             ) from error
-        except CorruptionError as error:
+        except (CorruptionError, _UnreadableError) as error:
             self._damaged.setdefault(segment, BackOff()).failed(error)
             raise
         except UnavailableError as error:
@@ -180,7 +186,12 @@ class Objects:
 
     def _opened(self, segment: Segment) -> OpenFile:
         if self._local is not None and self.extension == NATIVE:
-            file = self._own_file(segment, self._local)
+            try:
+                file = self._own_file(segment, self._local)
+            except OSError as error:
+                path, reason = str(self.path(segment)), error.strerror
+                message = "object cannot be read"
+                raise _UnreadableError(message, path=path, reason=reason) from error
             if file is not None:
                 return file
         return self._copies.open(segment, lambda out: self._write(segment, out))
@@ -199,17 +210,17 @@ class Objects:
             return None
         else:
             seen = survey(segment, file)
-            self._check(seen, segment)
+            self._check(seen, segment, file)
             is_complete = seen.end == segment.next_offset or not seen.is_whole
             is_served = is_complete and not seen.epochs_at
         if is_served:
             segment.size_bytes = size_bytes
         return file if is_served else None
 
-    def _check(self, seen: Survey, segment: Segment) -> None:
-        """Compare a native object with its claim; without one only its end, if it is not damaged.
+    def _check(self, seen: Survey, segment: Segment, file: OpenFile) -> None:
+        """Compare a native object with its claim; without one, verify its checksums and its end.
 
-        With the digest of a claim it is checked, and its index known.
+        The segment is checked then, and its index known.
 
         Raises:
             CorruptionError: It differs.
@@ -218,10 +229,16 @@ class Objects:
         witness = read_witness(self._store, self._folder, covered, name=name)
         if witness:
             check_digest(f"xxh3:{seen.digest.hexdigest()}", witness, name=name)
-            if seen.is_whole:
-                seen.keep(segment)
-        elif seen.is_whole:
+        elif seen.is_whole and is_sound(segment, file, seen.size_bytes):
             check_end(seen.end, covered, name=name)
+        else:
+            raise CorruptionError(
+                "the object is damaged; it is not served",
+                hint="restore the object from a backup, or copy its offsets again from the source",
+                name=name,
+            )
+        if seen.is_whole:
+            seen.keep(segment)
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:
         """Write the batches of an object."""
@@ -245,7 +262,8 @@ class Objects:
                 seen.add(memoryview(data))
                 out.write(data)
         end = seen.end if seen.is_whole else segment.next_offset  # nothing is added behind damage
-        self._check(seen, segment)
+        out.flush()
+        self._check(seen, segment, OpenFile(os.dup(out.fileno())))
         for batch in empty_batches(end, segment.next_offset - 1):
             seen.add(memoryview(batch))
             out.write(batch)

@@ -191,9 +191,6 @@ class ConsumerGroup:
         """
         if request.member_epoch in {LEAVING, LEAVING_FOR_A_MOMENT}:
             return self._leave(request, now, out)
-        if request.assignor not in {None, *ASSIGNORS}:
-            known = ", ".join(ASSIGNORS)
-            raise RefusedError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"supported assignors: {known}")
         member, is_new = self._member(request, now, out)
         before = (member.epoch, set(member.assigned), set(member.revoking))
         has_changed = self._subscribe(member, request) or is_new

@@ -12,6 +12,7 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.error_codes import ErrorCode
+from logmirror.broker.groups.assignors import ASSIGNORS
 from logmirror.broker.groups.classic import ClassicGroup
 from logmirror.broker.groups.classic_state import CLASSIC
 from logmirror.broker.groups.consumer import (
@@ -92,6 +93,7 @@ class GroupCoordinator:
         self._find_topic = find_topic
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetTable()
+        self._found: dict[str, set[bytes]] = {}  # IDs of the topics that the start found offsets of
         self._timers = Timers()
         self._bytes = 0
 
@@ -107,8 +109,7 @@ class GroupCoordinator:
 
         Args:
             rows: Returns keys and values of a kind.
-            topic_ids: The topics that exist. Offsets of other topics are dropped: the broker ended
-                between the deletion of a topic and that of its offsets.
+            topic_ids: By name. Offsets of other topics of these names are dropped (`topic_added`).
             now: Every session begins again.
 
         Returns:
@@ -134,14 +135,16 @@ class GroupCoordinator:
         for key, value in rows(OFFSET):
             group_id, topic, number = read_offset_key(key)
             found = decoded("committed offset", key, value, get_offset)
-            if topic_ids.get(topic) == found.topic_id:
+            if topic_ids.get(topic, found.topic_id) == found.topic_id:
+                self._found.setdefault(topic, set()).add(found.topic_id)
                 self.offsets.put(group_id, {(topic, number): found})
             else:
                 changes.append(StateChange(OFFSET, key, None))
         for key, value in rows(PENDING_OFFSET):
             group_id, producer_id, topic, number = read_pending_key(key)
             found = decoded("committed offset", key, value, get_offset)
-            if topic_ids.get(topic) == found.topic_id:
+            if topic_ids.get(topic, found.topic_id) == found.topic_id:
+                self._found.setdefault(topic, set()).add(found.topic_id)
                 self.offsets.put_pending(group_id, producer_id, {(topic, number): found})
             else:
                 changes.append(StateChange(PENDING_OFFSET, key, None))
@@ -396,6 +399,11 @@ class GroupCoordinator:
         """Remove the offsets of a deleted topic."""
         out.changes += self.offsets.remove_topic(topic)
 
+    def topic_added(self, topic: str, topic_id: bytes, out: Effects) -> None:
+        """Remove what the start kept of an earlier topic: an archive might have been away only."""
+        if self._found.pop(topic, set()) - {topic_id}:
+            self.topic_deleted(topic, out)
+
     # Groups
 
     def delete(self, group_id: str, _: Now, out: Effects) -> ErrorCode:
@@ -477,6 +485,9 @@ def _check_heartbeat(request: ConsumerHeartbeat) -> None:
         reason = _join_mistake(request)
     if reason:
         raise RefusedError(ErrorCode.INVALID_REQUEST, reason)
+    if epoch >= JOINING and request.assignor not in {None, *ASSIGNORS}:
+        known = ", ".join(ASSIGNORS)
+        raise RefusedError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"supported assignors: {known}")
 
 
 def _join_mistake(request: ConsumerHeartbeat) -> str:

@@ -2,7 +2,8 @@
 
     API               key  versions  behaviour
     ApiVersions        18  0-4       unsupported versions: error 35 in the layout of version 0
-    Metadata            3  0-12      creates unknown topics if broker and request allow it
+    Metadata            3  0-12      creates unknown topics if broker and request allow it; while an
+                                     archive was never listed, they are LEADER_NOT_AVAILABLE
     CreateTopics       19  2-7       durable before the response
     DeleteTopics       20  1-6       by name, or by topic ID (version 6); files are removed first
     CreatePartitions   37  0-3       durable before the response
@@ -158,8 +159,7 @@ def _asked_topics(
         return [(n, None) for n in names if not refusal(caller, Api.METADATA, _TOPIC, n)]
     # Java clients send an empty name beside an ID, so a name beside one says nothing.
     asked = [
-        (topic.name if topic.topic_id is None else None, topic.topic_id)
-        for topic in request.topics
+        (topic.name if topic.topic_id is None else None, topic.topic_id) for topic in request.topics
     ]
     return list(dict.fromkeys(asked))
 
@@ -181,8 +181,8 @@ async def _find_or_create(
     if code := refusal(caller, Api.METADATA, _TOPIC, name):
         return code, None
     topic = broker.topics.by_name.get(name)
-    if topic is not None:
-        return ErrorCode.NONE, topic
+    if topic is not None or broker.topics.has_unlisted_archives:  # it may be a topic of theirs
+        return (ErrorCode.LEADER_NOT_AVAILABLE if topic is None else ErrorCode.NONE), topic
     if may_create and broker.options.auto_create_topics:
         return await _create_on_first_use(broker, caller, name)
     try:

@@ -26,7 +26,7 @@ from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.consumer import JOINING, ConsumerGroup, ConsumerHeartbeat
 from logmirror.broker.groups.values import RefusedError
-from logmirror.broker.handlers.groups import check_group, group_refusal
+from logmirror.broker.handlers.groups import check_group, confirmed, group_refusal
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import Operation, ResourceType
 from logmirror.clock import new_nonce
@@ -83,12 +83,14 @@ async def consumer_group_heartbeat(
                 bool(out.changes),
             )
         )
-        if has_changes:
+        # What it shows may be a change of an earlier heartbeat, whose response did not come.
+        is_news = found.assignment is not None or found.member_epoch != wanted.member_epoch
+        if has_changes or is_news:
             await service.durable()
     except RefusedError as refused:
         return pack_heartbeat(
             header.correlation_id,
-            error=refused.code,
+            error=await confirmed(broker, refused.code),
             message=str(refused),
             member_id=member_id,
             member_epoch=request.member_epoch,

@@ -28,7 +28,7 @@ from logmirror.broker.groups.values import (
     Identity,
     RefusedError,
 )
-from logmirror.broker.handlers.groups import check_group, group_refusal
+from logmirror.broker.handlers.groups import check_group, confirmed, group_refusal
 from logmirror.broker.handlers.turns import Turns
 from logmirror.broker.security.acls import ResourceType
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
@@ -74,7 +74,7 @@ async def offset_commit(
         service.change(lambda now, out: service.coordinator.commit(who, offsets, now, out))
         await service.durable()
     except RefusedError as refused:
-        codes = _all(codes, refused.code)
+        codes = _all(codes, await confirmed(broker, refused.code))
     return await _codes_frame(broker, header, kind, turns, "OffsetCommitResponse", codes)
 
 

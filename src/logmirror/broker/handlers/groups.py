@@ -24,6 +24,8 @@ Deviations from Kafka:
   REBALANCE_IN_PROGRESS. Kafka never responds to it.
 - After a failed write of the group state, requests get COORDINATOR_NOT_AVAILABLE until the broker
   restarts.
+- So do requests that an owner of a bucket would refuse by the members that it knows, if another
+  broker may have replaced it: for that one they may be right.
 """
 
 from __future__ import annotations
@@ -51,11 +53,13 @@ from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable, Coroutine
 
     from logmirror.broker.broker import Broker, Caller
     from logmirror.wire.frames import RequestHeader
 
     Outcome = JoinResult | SyncResult | ErrorCode
+    Later = asyncio.Future[bytes] | Coroutine[None, None, bytes]
 
 _NULL_PROTOCOL_FROM: Final = 7
 _NO_NODE: Final = -1
@@ -65,6 +69,18 @@ _MEMBER_ID_REQUIRED_FROM: Final = 4
 _SKIP_ASSIGNMENT_FROM: Final = 9
 _MEMBERS_FROM: Final = 3
 _NOT_FOUND_FROM: Final = 6
+
+_BY_MEMBERS: Final = frozenset(
+    {
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.UNRELEASED_INSTANCE_ID,
+    }
+)
+"""Refusals with which a client ends, or gives up its partitions."""
+
+_OWNER_WAIT_S: Final = 5.0
+"""How long the bucket may take to show who owns it."""
 
 
 def find_coordinator(
@@ -116,9 +132,28 @@ def check_group(broker: Broker, caller: Caller, api: Api, group_id: str) -> None
         raise RefusedError(denied)
 
 
+async def confirmed(broker: Broker, code: ErrorCode) -> ErrorCode:
+    """Return a refusal, if it does not depend on members or this broker still is the owner."""
+    if code in _BY_MEMBERS and not await broker.commits.is_owner(_OWNER_WAIT_S):
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return code
+
+
+def _refusal(
+    broker: Broker, code: ErrorCode, pack: Callable[[ErrorCode], bytes]
+) -> bytes | Coroutine[None, None, bytes]:
+    """Return the response with a refusal, or with what `confirmed` makes of it."""
+
+    async def later() -> bytes:
+        return pack(await confirmed(broker, code))
+
+    may_be_replaced = broker.options.bucket is not None
+    return later() if may_be_replaced and code in _BY_MEMBERS else pack(code)
+
+
 def join_group(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
-) -> bytes | asyncio.Future[bytes]:
+) -> bytes | Later:
     """Handle JoinGroup."""
     timeout_ms = request.session_timeout_ms
     rebalance_ms = request.rebalance_timeout_ms
@@ -144,7 +179,7 @@ def join_group(
         check_group(broker, caller, Api.JOIN_GROUP, request.group_id)
         return service.delayed(functools.partial(service.coordinator.join, wanted), pack)
     except RefusedError as refused:
-        return pack(refused.code)
+        return _refusal(broker, refused.code, pack)
 
 
 def _new_id(prefix: str) -> str:
@@ -176,7 +211,7 @@ def _joined(header: RequestHeader, member_id: str, found: Outcome) -> bytes:
 
 def sync_group(
     broker: Broker, header: RequestHeader, request: Message, caller: Caller
-) -> bytes | asyncio.Future[bytes]:
+) -> bytes | Later:
     """Handle SyncGroup."""
     wanted = SyncRequest(
         member=_identity(request),
@@ -190,7 +225,7 @@ def sync_group(
         check_group(broker, caller, Api.SYNC_GROUP, request.group_id)
         return service.delayed(functools.partial(service.coordinator.sync, wanted), pack)
     except RefusedError as refused:
-        return pack(refused.code)
+        return _refusal(broker, refused.code, pack)
 
 
 def _synced(header: RequestHeader, found: Outcome) -> bytes:
@@ -219,17 +254,20 @@ def heartbeat(
     header: RequestHeader,
     request: Message,
     caller: Caller,
-) -> bytes:
+) -> bytes | Later:
     """Handle Heartbeat."""
     who = _identity(request)
     service = broker.groups
+    kind = response_kind(Api.HEARTBEAT, header.version)
+
+    def pack(code: ErrorCode) -> bytes:
+        return kind.frame(header.correlation_id, error_code=code)
+
     try:
         check_group(broker, caller, Api.HEARTBEAT, request.group_id)
-        code = service.change(lambda now, _: service.coordinator.heartbeat(who, now))
+        return pack(service.change(lambda now, _: service.coordinator.heartbeat(who, now)))
     except RefusedError as refused:
-        code = refused.code
-    kind = response_kind(Api.HEARTBEAT, header.version)
-    return kind.frame(header.correlation_id, error_code=code)
+        return _refusal(broker, refused.code, pack)
 
 
 async def leave_group(

@@ -3,8 +3,9 @@
 Batches are checked, assigned offsets and written when the request arrives. The response is sent
 when the last of them is durable, for acks=1 as for acks=all: there is one replica. With acks=0
 there is no response; the records become durable all the same. In a topic that is flushed in the
-background (`flush_rule`), the response is sent when the batches are written; at the limit of
-unflushed bytes, batches wait before they are written, and their connection with them.
+background (`flush_rule`), the response is sent when the batches are written, and the transactional
+ones are durable; at the limit of unflushed bytes, batches wait before they are written, and their
+connection with them.
 
 A transactional batch must belong to the producer's transaction (T2 in `transactions.coordinator`).
 That is checked again when the batch is appended, after everything that takes time. From version 12
@@ -237,7 +238,9 @@ async def _joining(broker: Broker, request: ProduceRequest, caller: Caller, step
     for writer, added in wanted.items():
         # A refusal is repeated for each batch, when it is checked.
         with contextlib.suppress(RefusedTransactionError):
-            await broker.transactions.add(str(request.transactional_id), writer, partitions=added)
+            await broker.transactions.add(
+                str(request.transactional_id), writer, partitions=added, may_be_wrong=True
+            )
     for check in steps:
         await _rest(broker, steps, check)
 
@@ -444,6 +447,8 @@ def _append(  # noqa: PLR0913, PLR0917  # one partition of a request
         responses.append(Produced(number, _STORAGE, -1, -1))
         return False
     responses.append(Produced(number, 0, base_offset, log.log_start, append_time_ms))
-    log.when_acknowledged(end, response.wait_for(responses))
+    # A commit of the transaction may follow after a restart, which knows nothing of lost records.
+    when = log.when_durable if facts.is_transactional else log.when_acknowledged
+    when(end, response.wait_for(responses))
     broker.commits.schedule(log)
     return False

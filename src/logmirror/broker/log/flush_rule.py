@@ -1,9 +1,9 @@
 """When a log is flushed, if not before each response: `flush-on-ack: false`.
 
-Such a log acknowledges records, and serves them, once they are written to the page cache. So they
-survive `kill -9` and not a power loss. The rule bounds what a power loss can take away: by bytes
-and offsets of a partition, by the age of its oldest record that is not flushed, and by
-`unflushed_limit` in all.
+Such a log serves records once they are written to the page cache. It acknowledges them then, too,
+except for those of a transaction. So a power loss may take away acknowledged records, `kill -9` may
+not. The rule bounds how many: by bytes and offsets of a partition, by the age of its oldest record
+that is not flushed, and by `unflushed_limit` in all.
 """
 
 from __future__ import annotations

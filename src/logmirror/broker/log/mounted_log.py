@@ -148,7 +148,8 @@ class MountedLog(PartitionLog):
             if known.undecided is None:
                 self._decided[segment] = known
             else:
-                self._undecided = min(known.undecided, self._undecided or known.undecided)
+                before = known.undecided if self._undecided is None else self._undecided
+                self._undecided = min(known.undecided, before)
         return known
 
 

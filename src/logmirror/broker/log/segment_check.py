@@ -37,7 +37,7 @@ def load(segment: Segment, file: OpenFile) -> SparseIndex:
     """
     if segment.is_checked:
         return segment.indexed(file)
-    index, damage, events = _check(segment, file)
+    index, damage, events = _check(segment, file, segment.size_bytes)
     for found in damage:
         _LOG.error(
             "%s: damaged at byte %d: offsets %d to %d are not served; restore the file from a "
@@ -52,11 +52,16 @@ def load(segment: Segment, file: OpenFile) -> SparseIndex:
     return index
 
 
+def is_sound(segment: Segment, file: OpenFile, size_bytes: int) -> bool:
+    """Whether each batch of a file is as it was written. Blocks."""
+    return not _check(segment, file, size_bytes)[1]
+
+
 def _check(
-    segment: Segment, file: OpenFile
+    segment: Segment, file: OpenFile, size: int
 ) -> tuple[SparseIndex, tuple[Damage, ...], TransactionEvents | None]:
     index, damage = SparseIndex(), list[Damage]()
-    position, size, expected = 0, segment.size_bytes, segment.first
+    position, expected = 0, segment.first
     events = TransactionEvents() if segment.source is not None else None
     while position < size:
         # The first batch of an object may begin before it, if the copy began inside that batch.
@@ -69,7 +74,8 @@ def _check(
                 _add(events, batch)
             expected, position = batch.last_offset + 1, batch.end
         if position < size:
-            found = _next_intact(segment, file, position, expected, len(damage) + 1)
+            count = len(damage) + 1
+            found = _next_intact(segment, file, (position, size), expected, count)
             damage.append(Damage(position, found[0], expected, found[1]))
             position, expected = found
     if segment.is_exact and expected != segment.next_offset:
@@ -85,15 +91,15 @@ def _add(events: TransactionEvents, batch: StoredBatch) -> None:
 
 
 def _next_intact(
-    segment: Segment, file: OpenFile, position: int, expected: int, count: int
+    segment: Segment, file: OpenFile, span: tuple[int, int], expected: int, count: int
 ) -> tuple[int, int]:
     """Return position and base offset of the next intact batch, or the segment's end."""
-    end = segment.size_bytes, segment.next_offset
+    end = span[1], segment.next_offset
     if count >= MAX_DAMAGE:
         return end
     epoch = 0 if segment.is_exact else None
     try:
-        found = find_intact(file, position + 1, end[0], above=expected, epoch=epoch)
+        found = find_intact(file, span[0] + 1, end[0], above=expected, epoch=epoch)
     except CorruptionError:
         return end
     if found is None or found.last_offset >= segment.next_offset:
