@@ -114,10 +114,47 @@ def test_compact_and_delete_do_both_and_compact_alone_deletes_nothing_old(tmp_pa
                 await parts.tick(10)
             await parts.tick(2 * HOUR_MS)
             assert log.log_start == 0
-            change = {**topic.configs.values, "cleanup.policy": "compact,delete"}
-            await parts.topics.set_configs(topic, lambda _: change, dry_run=False)
+            await parts.change(topic, cleanup_policy="compact,delete")
             await parts.tick()
             assert log.log_start == 4
+
+    asyncio.run(act())
+
+
+@pytest.mark.parametrize(
+    ("changed", "upto"),
+    [
+        ({}, 1),
+        ({"min_compaction_lag_ms": str(HOUR_MS)}, 0),
+        ({"cleanup_policy": "delete"}, 0),
+        ({"segment_bytes": "2000"}, 1),
+    ],
+)
+@pytest.mark.parametrize("when", ["queued", "considered"])
+def test_a_pass_does_not_begin_with_settings_that_were_replaced(tmp_path, when, changed, upto):
+    """It begins with the later ones, if they demand it."""
+
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            topic = await parts.create(cleanup_policy="compact")
+            [log] = topic.logs
+            await parts.append(log, START_MS, key=b"k")
+            log.roll()
+            parts.commits.schedule(log)
+            await asyncio.sleep(0)
+            await parts.commits.drain()
+            if when == "queued":
+                await parts.housekeeping.tick()
+            if changed:
+                await parts.change(topic, **changed)
+            if when == "queued":
+                await parts.housekeeping.tick()  # it sees the change, and leaves it to the queue
+            else:
+                await parts.compactor.consider(log, topic, 0, START_MS)
+            await parts.compactor.run_once()
+            assert _upto(parts) == (0 if changed and when == "queued" else upto)
+            await parts.tick()
+            assert _upto(parts) == upto
 
     asyncio.run(act())
 

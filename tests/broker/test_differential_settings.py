@@ -80,6 +80,14 @@ def changed_settings(talk: Conversation) -> None:
     _alter(talk, "deleted again", topic, ("max.message.bytes", DELETE, None))
     _alter(talk, "deleted with a value", topic, ("cleanup.policy", DELETE, "x"))
     _shown(talk, "deleted both", topic, cleanup_policy="delete", delete_retention_ms="1000000")
+    replicas = "leader.replication.throttled.replicas"
+    for label, operation, value in (
+        ("appended to an empty list", APPEND, "0:1"),
+        ("appended to a list", APPEND, "1:1"),
+        ("subtracted all", SUBTRACT, "0:1,1:1"),
+        ("appended to an empty list again", APPEND, "0:1"),
+    ):
+        _alter(talk, label, topic, (replicas, operation, value))
     configs = [{"name": "max.message.bytes", "value": "3000"}]
     resource = {"resource_type": TOPIC, "resource_name": topic, "configs": configs}
     talk.ask("replaced", Api.ALTER_CONFIGS, 2, resources=[resource], validate_only=False)

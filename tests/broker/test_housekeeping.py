@@ -57,9 +57,10 @@ class _Moved(Clock):
 class Parts:
     """The parts of a broker without its network."""
 
-    def __init__(self, folder: Path, executor: ThreadPoolExecutor, disk: Disk) -> None:
-        (folder / ".logmirror").mkdir(parents=True, exist_ok=True)
-        options = BrokerOptions(log_dir=folder)
+    def __init__(self, executor: ThreadPoolExecutor, disk: Disk, folder: Path, *more: Path) -> None:
+        for one in (folder, *more):
+            (one / ".logmirror").mkdir(parents=True, exist_ok=True)
+        options = BrokerOptions(log_dir=folder, more_log_dirs=more)
         self.clock = _Moved()
         self.store = MetadataStore(folder / ".logmirror" / "broker.sqlite")
         self.commits = GroupCommit(lambda _: executor, disk)
@@ -81,14 +82,23 @@ class Parts:
         assert topic is not None
         return topic
 
-    async def append(self, log: PartitionLog, *times_ms: int, key: bytes | None = None) -> None:
+    def write(self, log: PartitionLog, *times_ms: int, key: bytes | None = None) -> None:
+        """Append a batch, which is flushed soon."""
         records = [Record(n, time_ms, 0, key, b"x" * 50, ()) for n, time_ms in enumerate(times_ms)]
         batch = memoryview(bytearray(encode_reference(records)))
         log.append(batch, check_batch(batch, max_bytes=10**6))
         self.commits.schedule(log)
+
+    async def append(self, log: PartitionLog, *times_ms: int, key: bytes | None = None) -> None:
+        self.write(log, *times_ms, key=key)
         await asyncio.sleep(0)
         await self.commits.drain()
         await self.housekeeping.tick()
+
+    async def change(self, topic: Topic, **configs: str) -> None:
+        """Change settings of a topic, and keep its others."""
+        values = {name.replace("_", "."): value for name, value in configs.items()}
+        await self.topics.set_configs(topic, lambda old: {**old.values, **values}, dry_run=False)
 
     async def tick(self, after_ms: int = 0) -> None:
         """Let time pass, and as many ticks as a real broker has in a few seconds."""
@@ -101,9 +111,9 @@ class Parts:
 
 
 @contextlib.asynccontextmanager
-async def parts_of(folder: Path, disk: Disk | None = None) -> AsyncIterator[Parts]:
+async def parts_of(*folders: Path, disk: Disk | None = None) -> AsyncIterator[Parts]:
     with ThreadPoolExecutor(2) as executor:
-        parts = Parts(folder, executor, disk or Disk())
+        parts = Parts(executor, disk or Disk(), *folders)
         try:
             await parts.tick()
             yield parts
@@ -180,9 +190,7 @@ def test_settings_apply_at_once_and_size_is_kept(tmp_path):
                 await parts.append(log, START_MS)
             await parts.tick()
             assert log.log_start == 0
-            await parts.topics.set_configs(
-                topic, lambda before: {**before.values, "retention.bytes": "3000"}, dry_run=False
-            )
+            await parts.change(topic, retention_bytes="3000")
             await parts.tick()
             assert 0 < log.log_start < 90
             for _ in range(100):
@@ -190,6 +198,34 @@ def test_settings_apply_at_once_and_size_is_kept(tmp_path):
                 await parts.housekeeping.tick()
                 await parts.commits.drain()
                 assert 3000 <= log.size_bytes <= 3000 + 2 * 1024
+
+    _run(act())
+
+
+@pytest.mark.parametrize(("retention_ms", "start"), [("-1", 0), (str(2 * HOUR_MS), 0), ("1", 2)])
+def test_retention_that_was_replaced_when_it_was_decided_deletes_nothing(
+    tmp_path, monkeypatch, retention_ms, start
+):
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            topic = await parts.create(retention_ms=str(HOUR_MS))
+            [log] = topic.logs
+            await parts.append(log, START_MS, START_MS)
+            delete_records, starts = parts.topics.delete_records, list[int]()
+
+            async def after_a_change(*arguments: Any) -> None:
+                if not starts:
+                    await parts.change(topic, retention_ms=retention_ms)
+                try:
+                    await delete_records(*arguments)
+                finally:
+                    starts.append(log.log_start)
+
+            monkeypatch.setattr(parts.topics, "delete_records", after_a_change)
+            await parts.tick(HOUR_MS + 1)
+            assert starts[0] == 0
+            await parts.tick()
+            assert log.log_start == start
 
     _run(act())
 

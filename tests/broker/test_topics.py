@@ -265,6 +265,13 @@ def test_settings_with_their_fixed_value_are_accepted(tmp_path):
     assert shown["max.message.bytes"] == ("1048588", "DEFAULT")
 
 
+def test_an_empty_list_has_no_items(tmp_path):
+    throttled = "leader.replication.throttled.replicas"
+    for values, items in (({}, []), ({throttled: "0:1,1:1"}, ["0:1", "1:1"])):
+        configs = TopicConfigs(values, BrokerOptions(log_dir=tmp_path))
+        assert configs.list_value(throttled) == items
+
+
 def test_a_client_that_disconnects_during_auto_creation_leaves_a_whole_topic(embedded, topic_name):
     """The database and the memory of the broker must not differ on what there is."""
     names = [f"{topic_name}-{n}" for n in range(20)]

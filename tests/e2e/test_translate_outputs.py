@@ -232,9 +232,31 @@ def test_verify_finds_a_foreign_record(kafka_431, topic_name, copied, how):
     assert expected in problem["message"]
 
 
+def test_verify_finds_a_replica_whose_progress_is_lost(kafka_431, topic_name, tmp_path):
+    there, path = f"{topic_name}-copy", tmp_path / "verify.yaml"
+    path.write_text(config_text(mirror_of(kafka_431, topic_name)))
+    for topic in (topic_name, there):
+        kafka_431.create_topic(topic)
+        produce(kafka_431.bootstrap, topic, plain_messages(3, seed=1))
+    aborted = [(plain_messages(5, seed=2), False)]
+    produce_transactions(kafka_431.bootstrap, there, aborted, transactional_id=there)
+    code, row = verified(path)
+    assert (code, row["problems"]) == (0, [])  # nothing was copied beside what others wrote
+    copy(mirror_of(kafka_431, topic_name))
+    produce(kafka_431.bootstrap, PROGRESS_TOPIC, [Message(progress_key(topic_name), None)])
+    code, row = verified(path)
+    assert code == 65
+    (problem,) = row["problems"]
+    assert (problem["kind"], "no progress" in problem["message"]) == ("corruption", True)
+
+
+def progress_key(topic: str) -> bytes:
+    return json.dumps(["next", "copy", topic, 0, f"{topic}-copy"], separators=(",", ":")).encode()
+
+
 def move_progress(broker: ApacheKafka, topic: str) -> None:
     """Say that one record more was copied than was."""
-    key = json.dumps(["next", "copy", topic, 0, f"{topic}-copy"], separators=(",", ":")).encode()
+    key = progress_key(topic)
     rows = rows_by_librdkafka(broker.bootstrap, PROGRESS_TOPIC)
     value = json.loads([row.value for row in rows if row.key == key][-1])
     value["next"] += 1

@@ -109,6 +109,33 @@ def test_what_could_not_be_pruned_is_logged(caplog):
     assert line.facts["hint"] == "allow it"
 
 
+def test_groups_that_are_not_read_are_logged_once_for_each_change(caplog):
+    """An open transaction, only if it lasts."""
+    denied, pending = UsageError("no permission"), UnavailableError("pending")
+    rounds_ = [
+        *[{"g": denied}] * 3,
+        {"g": denied, "passing": pending},
+        {"g": denied, "open": pending},
+        *[{"g": denied, "open": pending}] * 2,
+    ]
+    left = list(rounds_)
+    archives = Archives(files=lambda: ArchiveRound(groups=3, failed=left.pop(0)))
+    for _ in rounds_:
+        archives.service.run_once()
+    lines = [one.facts for one in caplog.records if "groups not read" in one.message]
+    assert [(one["groups"], one["reasons"]) for one in lines] == [
+        (1, {"g": "no permission"}),
+        (2, {"g": "no permission", "open": "pending"}),
+    ]
+
+
+def test_a_group_with_an_open_transaction_is_logged_by_a_single_round(caplog):
+    failed = {"g": UnavailableError("pending")}
+    Archives(files=lambda: ArchiveRound(groups=1, failed=failed)).service.run_once()
+    (line,) = [one for one in caplog.records if "groups not read" in one.message]
+    assert line.facts["reasons"] == {"g": "pending"}
+
+
 def test_that_no_group_is_visible_is_logged(caplog):
     Archives(files=ArchiveRound).service.run_once()
     (line,) = [one for one in caplog.records if "no consumer group" in one.message]

@@ -12,16 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from kit.fakes.scripted import SteppingClock
 from kit.runs.commands import wait_until
-from kit.runs.group_links import commit_offsets, committed_offset, link_world, linked
+from kit.runs.group_links import SYNCS, commit_offsets, committed_offset, link_world, linked
 from kit.servers.machine import free_ports
 from logmirror.app.components import Clients
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import UnavailableError
 from logmirror.groups.checkpoint_topics import CheckpointTopics
-from logmirror.groups.link import Link
+from logmirror.groups.link import PENDING_MS, Link
 from logmirror.groups.service import GroupService
 from logmirror.groups.translation import CAUSES
 from logmirror.monitoring import metrics
@@ -113,6 +114,43 @@ def test_without_any_success_the_age_of_the_checkpoints_grows(servers, topic_nam
     assert not recorder.numbers(metrics.GROUPS)
     [(_, delays)] = recorder.distributions(metrics.CHECKPOINT_DELAY)
     assert sum(delays.counts) == 0
+
+
+def test_a_group_is_unreadable_if_a_transaction_with_its_offsets_stays_open(world, caplog):
+    group, clock = world.group("open"), SteppingClock()
+    world.sync((10, 10))
+    commit_offsets(world.source, group, world.topic, {0: 10})
+    with linked(world, clock) as link:
+        assert link.round().failed == {}
+        with _open_transaction(world, group):
+            assert link.round().failed == {}, "usual"
+            clock.sleep_ms(PENDING_MS)
+            assert list(link.round().failed) == [group]
+        assert link.round().failed == {}
+        with _open_transaction(world, group):
+            assert link.round().failed == {}, "another one"
+            world.service.run_once()  # its only round
+    assert world.reasons() == {"unreadable": 1}
+    (line,) = [one.facts for one in caplog.records if "groups not read" in one.message]
+    assert list(line["reasons"]) == [group]
+
+
+def test_open_transactions_of_other_topics_do_not_count(world):
+    with _open_transaction(world, world.group("open"), SYNCS), linked(world) as link:
+        assert link.round().failed == {}
+
+
+@contextlib.contextmanager
+def _open_transaction(world, group, topic=None):
+    consumer = Consumer({"bootstrap.servers": world.source, "group.id": group, "log_level": 0})
+    producer = Producer({"bootstrap.servers": world.source, "transactional.id": group})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    offsets = [TopicPartition(topic or world.topic, 0, 70)]
+    producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 60)
+    yield
+    producer.abort_transaction(60)
+    consumer.close()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,14 @@ import pytest
 import logmirror
 from kit.fakes.scripted import archive_spec
 from logmirror.errors import InternalError
-from logmirror.mirror.flow_state import TRANSITIONS, Event, FlowState, Phase
+from logmirror.mirror.flow_state import (
+    DAY_MS,
+    MARGIN_MS,
+    TRANSITIONS,
+    Event,
+    FlowState,
+    Phase,
+)
 from logmirror.mirror.ports import Begun, FlowId, KafkaSpec, Slice, SliceResult, SourceView, Start
 
 FLOW = FlowId(mirror="m", destination="d", topic="t", partition=0)
@@ -126,6 +133,22 @@ def test_a_new_position_begins_with_nothing_of_the_one_before():
     assert (state.position, state.leader_epoch, state.source_epoch) == (20, 6, 7)
     assert (state.topic_id, state.log_start, state.probed_end) == (b"t" * 16, 3, 20)
     assert (state.newest, state.current_ms, state.rebuild) == ("n", 5, True)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "rebuilt"),
+    [
+        (-MARGIN_MS - 1, True),
+        (-MARGIN_MS, False),
+        (DAY_MS - MARGIN_MS - 1, False),
+        (DAY_MS - MARGIN_MS, True),
+    ],
+)
+def test_a_snapshot_that_is_old_or_from_a_time_to_come_is_rebuilt(age_ms, rebuilt):
+    state = flow_in(Phase.READY)
+    state.delete_retention_ms = DAY_MS
+    state.snapshot_written(5 * DAY_MS)
+    assert state.must_rebuild(5 * DAY_MS + age_ms) == rebuilt
 
 
 @pytest.mark.parametrize(("spec", "checked"), [(archive_spec(), True), (None, False)])

@@ -1,7 +1,8 @@
-"""The poll of the source: a partition that does not respond holds up the others once at most.
+"""A partition of the source that does not respond holds up the others once at most.
 
-Method: the real driver loop over a scripted source. A joint request with such a partition takes the
-minute that its retries last, on a clock that moves only when something waits.
+At a start, and when partitions appear, it holds up none. Method: the real driver loop over a
+scripted source. A joint request with such a partition takes the minute that its retries last, on a
+clock that moves only when something waits.
 """
 
 import pytest
@@ -11,6 +12,7 @@ from logmirror.cluster.client import LATEST
 from logmirror.cluster.retry import NotFoundError
 from logmirror.errors import UnavailableError
 from logmirror.mirror.flow_table import ATTEMPTS_UNTIL_NOW
+from logmirror.model import TopicPartition
 from logmirror.testing import MemoryStore
 
 SPEC = archive_spec(max_offsets=5, max_time_ms=1000)
@@ -49,6 +51,14 @@ class Cluster(ScriptedClient):
     def grow(self):
         for log in self.logs.values():
             log.batches += batches(log.end, log.end + 5)
+
+
+class Lost(Cluster):
+    """A source of which some partitions fail from the first request on."""
+
+    def error_of(self, partition, at):
+        del at
+        return self.failing.get(partition.partition)
 
 
 def end(store, partition):
@@ -109,7 +119,8 @@ def test_a_partition_that_is_missing_in_one_attempt_is_looked_up_again():
     class Late(Cluster):
         def try_list_offsets(self, partitions, at):
             found = super().try_list_offsets(partitions, at)
-            tried.append(found)
+            if self.ends_read > 1:  # a poll
+                tried.append(found)
             missing = NotFoundError("the topic has no such partition")
             return {p: missing if p.partition == 0 and len(tried) == 1 else found[p] for p in found}
 
@@ -121,3 +132,66 @@ def test_a_partition_that_is_missing_in_one_attempt_is_looked_up_again():
         made.run()
     assert len(tried) > 1
     assert [end(store, n) for n in range(3)] == [10, 0, 10]
+
+
+def test_a_start_copies_the_partitions_that_respond_and_the_others_when_they_do():
+    clock, store = SteppingClock(), MemoryStore()
+    client, back_ms = Lost(3, clock), 200_000
+    client.failing = {1: NO_LEADER}
+    with service(client, store, spec=SPEC, clock=clock) as (made, _):
+
+        def on_sleep():
+            if RETRIES_MS / 2 < clock.ms < back_ms:
+                assert [end(store, n) for n in range(3)] == [10, 0, 10]
+            if clock.ms > back_ms:
+                client.failing = {}
+            if clock.ms > back_ms + 2 * RETRIES_MS:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+    assert [end(store, n) for n in range(3)] == [10, 10, 10]
+    assert client.joint == []
+
+
+def test_new_partitions_without_a_leader_hold_up_none():
+    clock, store = SteppingClock(), MemoryStore()
+    client, new_ms, back_ms = Lost(1, clock), 20_000, 200_000
+    grown = []
+    with service(client, store, spec=SPEC, clock=clock) as (made, _):
+
+        def on_sleep():
+            if clock.ms > new_ms and len(client.logs) == 1:
+                client.logs |= {TopicPartition("t", n): Log(batches(0, 10)) for n in (1, 2)}
+            client.failing = {1: NO_LEADER, 2: NO_LEADER} if clock.ms < back_ms else {}
+            if clock.ms // 5_000 > len(grown):
+                grown.append(end(store, 0))
+                client.grow()
+            if clock.ms > back_ms + 2 * RETRIES_MS:
+                made.stop()
+
+        clock.on_sleep = on_sleep
+        made.run()
+        assert [end(store, n) for n in range(3)] == [log.end for log in client.logs.values()]
+    assert client.joint == []
+    assert len(set(grown)) == len(grown), "it grows every 5 s"
+
+
+def test_a_start_at_which_no_partition_responds_waits_for_them_before_it_fails():
+    clock, store = SteppingClock(), MemoryStore()
+    client = Lost(2, clock)
+    client.failing = dict.fromkeys(range(2), NO_LEADER)
+    running = service(client, store, spec=SPEC, clock=clock)
+    with running as (made, _), pytest.raises(UnavailableError, match="no leader"):
+        made.run()
+    assert client.joint == [{0, 1}]
+
+
+def test_a_run_up_to_now_waits_for_all_partitions_at_its_start():
+    clock, store = SteppingClock(), MemoryStore()
+    client = Lost(3, clock)
+    client.failing = {1: NO_LEADER}
+    running = service(client, store, spec=SPEC, clock=clock)
+    with running as (made, _), pytest.raises(UnavailableError, match="no leader"):
+        made.run(until_now=True)
+    assert client.joint == [{0, 1, 2}]

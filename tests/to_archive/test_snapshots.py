@@ -7,6 +7,8 @@ pyarrow and compared with a dictionary that follows the log record by record.
 
 import io
 import logging
+import subprocess
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +26,7 @@ from kit.fakes.scripted import (
 )
 from logmirror.archive.claims import latest_claim, read_claim
 from logmirror.archive.object_check import check_object
+from logmirror.clock import SYSTEM_CLOCK
 from logmirror.errors import CorruptionError, PositionError, UnavailableError, UsageError
 from logmirror.mirror.flow_state import MARGIN_MS
 from logmirror.mirror.ports import FlowId, Slice
@@ -267,38 +270,94 @@ def test_a_snapshot_that_rots_is_not_continued():
     assert [n for n in store.objects if n.startswith("d/")] == [name]
 
 
-def test_a_snapshot_that_another_writer_prunes_while_it_is_read_is_looked_for_again():
+@pytest.mark.parametrize(("opening", "at_read"), [(1, 1), (2, 2), (3, 2)])
+def test_a_snapshot_that_another_writer_prunes_while_it_is_read_is_looked_for_again(
+    opening, at_read
+):
     class Pruned(io.BytesIO):
         def read(self, size=-1):
             reads.append(size)
-            if len(reads) == 2:
+            if len(reads) == at_read:
                 raise KeyError("gone")  # as a bucket's object between two ranges
             return super().read(size)
 
-    store, log, reads = MemoryStore(), log_of((0, b"a", b"1")), []
+    def opened(name):
+        openings.append(name)
+        return (Pruned if len(openings) == opening else io.BytesIO)(whole(name).read())
+
+    store, log, reads, openings = MemoryStore(), log_of((0, b"a", b"1")), [], []
     until_now(log, store)
     log.batches.append(one(1, b"b", b"1"))
-    whole = store.open
-    store.open = lambda name: Pruned(whole(name).read())
+    whole, store.open = store.open, opened
     until_now(log, store)
     store.open = whole
-    assert len(reads) > 2
+    assert (len(reads), len(openings) > opening) == (at_read, True)
     assert snapshots(store)[1, 1] == [(b"a", 0, b"1"), (b"b", 1, b"1")]
 
 
-def test_an_archive_of_all_records_is_not_continued_with_snapshots():
-    log, store = log_of((0, b"k", b"v"), (1, b"k", b"w")), MemoryStore()
-    until_now(log, store, spec=archive_spec())
-    log.batches.append(one(2, b"k", b"x"))
-    with pytest.raises(CorruptionError, match="not a snapshot"):
+def archive_of_all_records(log, records):
+    """A store with an object for each record, which it also adds to the log."""
+    store = MemoryStore()
+    for found in records:
+        log.batches.append(one(*found))
+        until_now(log, store, spec=archive_spec())
+    return store
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.parametrize("later_ms", [0, DAY_MS], ids=["merged", "rebuilt"])
+def test_an_archive_of_all_records_is_not_continued_with_snapshots(keep, later_ms):
+    log, clock = Log(), SteppingClock(SYSTEM_CLOCK.now_ms() + later_ms)
+    store = archive_of_all_records(log, [(n, b"k", b"%d" % n) for n in range(3)])
+    before = dict(store.objects)
+    log.batches.append(one(3, b"k", b"x"))
+    spec = archive_spec(compaction="log", keep_snapshots=keep)
+    with pytest.raises(CorruptionError, match="not a snapshot") as caught:
+        until_now(log, store, spec=spec, clock=clock)
+    assert "cannot continue an archive of all records" in caught.value.hint
+    assert store.objects == before
+
+
+@pytest.mark.parametrize("found", ["all records", "damaged"])
+def test_what_is_not_known_to_be_a_snapshot_is_not_pruned(caplog, found):
+    store, log = MemoryStore(), Log()
+    records = [(n, b"k%d" % n, b"v") for n in range(4)]
+    for each in records:
+        log.batches.append(one(*each))
         until_now(log, store)
+    names = sorted(name for name in store.objects if name.startswith("d/"))
+    other = archive_of_all_records(Log(), records).objects[names[1]]
+    store.objects[names[1]] = other if found == "all records" else other[:-1]
+    log.batches.append(one(4, b"k4", b"v"))
+
+    until_now(log, store, spec=archive_spec(compaction="log", keep_snapshots=1))
+
+    left = [name for name in sorted(store.objects) if name.startswith("d/")]
+    assert [left[:-1], int(left[-1][-28:-8])] == [names[:2], 4]
+    (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert f"d/0/{warning.facts['name']}" == names[1]
 
 
-def test_a_snapshot_older_than_delete_retention_is_rebuilt(caplog):
+def test_footers_are_checked_without_the_kernels(tmp_path):
+    store, path = MemoryStore(), tmp_path / "object"
+    until_now(log_of((0, b"k", b"v")), store)
+    path.write_bytes(store.objects[next(n for n in store.objects if n.startswith("d/"))])
+    program = """
+import pathlib, sys, types
+from logmirror.to_archive.snapshots import check_is_snapshot
+store = types.SimpleNamespace(open=lambda _: pathlib.Path(sys.argv[1]).open("rb"))
+check_is_snapshot(store, types.SimpleNamespace(folder="d/0"), "object")
+sys.exit("numba" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program, path], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("later_ms", [DAY_MS, -3_600_000], ids=["old", "from a clock ahead"])
+def test_a_snapshot_older_than_delete_retention_is_rebuilt(caplog, later_ms):
     store, clock = MemoryStore(), SteppingClock()
     log = log_of((0, b"gone", b"v"), (1, b"kept", b"v"))
     until_now(log, store, clock=clock)
-    clock.wall_ms += DAY_MS
+    clock.wall_ms += later_ms
     # Meanwhile: a tombstone for `gone` at 2, the cleaner took the record, then the tombstone.
     log.batches = [one(1, b"kept", b"v"), one(3, b"new", b"v")]
     until_now(log, store, clock=clock)

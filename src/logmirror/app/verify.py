@@ -9,10 +9,11 @@ from logmirror.app.components import Clients
 from logmirror.app.specs import mirror_specs
 from logmirror.archive.group_snapshots import Snapshots
 from logmirror.cluster.client import EARLIEST, LATEST
-from logmirror.errors import LogmirrorError, UnavailableError
+from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
 from logmirror.mirror.ports import ArchiveSpec, FlowId, KafkaSpec
 from logmirror.mirror.source_views import MirrorSpec, flows_of, source_views
 from logmirror.reports import Problem, VerifyReport
+from logmirror.source.compare import chunks
 from logmirror.source.partition import KafkaSource
 from logmirror.stores.opening import open_store
 from logmirror.to_kafka.idempotence import target
@@ -243,8 +244,31 @@ def _verify_translated(
                 decoder=decoder,
                 compacted=proof.compacted,
             )
+        # A takeover without progress compares the records before it continues.
+        if proof.against_source and report.next_offset is None and written.takeover is None:
+            _check_nothing_copied(report, log, decoder, start, end)
         proof.on_object()
         yield report
+
+
+def _check_nothing_copied(
+    report: FlowReport, log: KafkaSource, decoder: RecordDecoder, start: int, end: int
+) -> None:
+    """Report committed records of transactions: only progress says which of the source's they are.
+
+    Records that other clients wrote without transactions are skipped, as in a comparison.
+    """
+    found = chunks(log, decoder, start, end, only_transactions=True)
+    try:
+        if any(table.num_rows for table, _ in found):
+            raise CorruptionError(
+                "the replica has records, but no progress",
+                hint="the progress topic was deleted, or the mirror was renamed: a run would copy "
+                "all records again",
+                end=end,
+            )
+    except LogmirrorError as error:
+        report.add_problem(error)
 
 
 def _stand(

@@ -174,7 +174,7 @@ class Compactor:
         self._replacing = replacing
         self._upto = store.compacted()
         self._failed: dict[PartitionLog, int] = {}
-        self._queued: dict[PartitionLog, int] = {}
+        self._queued: dict[PartitionLog, tuple[int, TopicConfigs]] = {}
         self._ready = asyncio.Event()
         self._is_stopping = False
 
@@ -188,9 +188,10 @@ class Compactor:
     async def run_once(self) -> None:
         """Compact what `consider` has found by now."""
         while self._queued and not self._is_stopping:
-            log, end = next(iter(self._queued.items()))
+            log, (end, configs) = next(iter(self._queued.items()))
             found = self._topics.topic_of(log)
-            if found is not None and log.failure is None and found[0].configs.is_compacted:
+            # With other settings it is considered again, by `done`.
+            if found is not None and log.failure is None and found[0].configs is configs:
                 work = asyncio.ensure_future(self._compact(log, *found, end))
                 self._commits.hold(log, work)
                 await asyncio.wait([work])
@@ -221,12 +222,12 @@ class Compactor:
         if log in self._queued or failed_ms > now_ms:
             return None if log in self._queued else failed_ms
         dirty_from = max(self._upto.get((topic.topic_id.bytes, number), 0), log.log_start)
-        segments = self._stored(log)
+        segments, configs = self._stored(log), topic.configs
         dirty = [segment for segment in segments if segment.next_offset > dirty_from]
-        if not dirty:
+        if not dirty or not configs.is_compacted:
             return None
         try:
-            due_ms, end = await self._due(segments, dirty, topic.configs, now_ms)
+            due_ms, end = await self._due(segments, dirty, configs, now_ms)
         except (LogmirrorError, OSError) as error:
             if not any(segment.is_deleted for segment in dirty):
                 _LOG.warning("%s: its segments could not be read: %s", log.folder, error)
@@ -234,7 +235,7 @@ class Compactor:
             return now_ms + _RETRY_MS
         if due_ms > now_ms:
             return due_ms if due_ms < _ALWAYS else None
-        self._queued[log] = end
+        self._queued[log] = end, configs
         self._ready.set()
         return None
 
@@ -341,8 +342,12 @@ class Compactor:
             return False
         groups = cleaning.groups()
         while (cleaned := await self._in_thread(next, groups, None)) is not None:
-            if not await self._replacing.replace(log, cleaned):
-                return False
+            try:
+                if not await self._replacing.replace(log, cleaned):
+                    return False
+            except BaseException:
+                await self._in_thread(self._disk.unlink, cleaned.path)
+                raise
         return not self._is_stopping and log.failure is None
 
 

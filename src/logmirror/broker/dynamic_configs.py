@@ -3,7 +3,8 @@
     replica.alter.log.dirs.io.max.bytes.per.second  limit of all moves between log directories
     leader.replication.throttled.rate               stored and shown; there is no replication
     follower.replication.throttled.rate             the same
-    cordoned.log.dirs                               dirs that get no new partitions (KIP-1066)
+    cordoned.log.dirs                               dirs that get no new partitions (KIP-1066);
+                                                    of one broker only, as in Kafka
 
 A value for this broker, under its ID, counts before one for all brokers, under the empty name.
 Kafka's tools set and delete these; the deletion of a setting that is not set succeeds.
@@ -70,6 +71,8 @@ class DynamicConfigs:
                 found[scope, name] = None
             elif name not in _SETTINGS:
                 raise MalformedConfigError(f"{name}: fixed when the broker starts")
+            elif name == CORDONED and not scope:
+                raise MalformedConfigError(f"{name}: set it for one broker, by its ID")
             elif name == CORDONED:
                 found[scope, name] = self._checked_dirs(value)
             elif not value.isascii() or not value.isdigit() or int(value) > _NO_LIMIT:
@@ -87,7 +90,7 @@ class DynamicConfigs:
 
     def cordoned(self) -> set[str]:
         """Return the names of the log directories that get no new partitions."""
-        value = self._values.get((self._own, CORDONED)) or self._values.get(("", CORDONED)) or ""
+        value = self._values.get((self._own, CORDONED), self._values.get(("", CORDONED), ""))
         return set(self._log_dirs) if value == "*" else {name for name in value.split(",") if name}
 
     def names(self, scope: str) -> list[str]:

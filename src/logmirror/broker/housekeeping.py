@@ -119,7 +119,7 @@ class Housekeeping:
             due = heapq.heappop(self._heap)
             if due in self._due:
                 logs.add(self._due[due])
-        starts: dict[Topic, dict[int, int]] = defaultdict(dict)
+        starts: dict[tuple[Topic, TopicConfigs], dict[int, int]] = defaultdict(dict)
         for number, log in enumerate(logs, 1):
             if self._stopping.is_set():
                 return
@@ -127,14 +127,15 @@ class Housekeeping:
             if found is None or log.failure is not None:
                 self._forget(log)
                 continue
+            configs = found[0].configs
             start = await self._consider(log, *found, now_ms)
             if start > log.log_start:
-                starts[found[0]][found[1]] = start
+                starts[found[0], configs][found[1]] = start
             if number % _TURN_LOGS == 0:
                 await asyncio.sleep(0)
         self._is_first = False
-        for topic, wanted in starts.items():
-            await self._delete(topic, wanted)
+        for (topic, configs), wanted in starts.items():
+            await self._delete(topic, wanted, configs)
 
     def _has_changed(self, log: PartitionLog) -> bool:
         known, found = self._known.get(log), self._topics.topic_of(log)
@@ -237,11 +238,11 @@ class Housekeeping:
             return now_ms + _RETRY_MS
         return None if segment.newest_ms is not None else newest_ms + retention_ms + 1
 
-    async def _delete(self, topic: Topic, starts: dict[int, int]) -> None:
+    async def _delete(self, topic: Topic, starts: dict[int, int], configs: TopicConfigs) -> None:
         try:
-            await self._topics.delete_records(topic, starts)
+            await self._topics.delete_records(topic, starts, configs)
         except RefusedTopicError:
-            return  # the topic was deleted meanwhile
+            return  # the topic was deleted meanwhile, or its settings were changed
         except LogmirrorError as error:
             _LOG.warning("%s: old records could not be deleted: %s", topic.name, error)
             again_ms = self._clock.now_ms() + _RETRY_MS

@@ -322,7 +322,7 @@ class TopicConfigs:
         """
         if _setting(name).type != ConfigType.LIST:
             raise RefusedConfigError(f"{name}: not a list")
-        return self.value(name).split(",")
+        return [item for item in self.value(name).split(",") if item]
 
     def entries(self) -> list[ConfigEntry]:
         """Return all settings, in the order of their names."""

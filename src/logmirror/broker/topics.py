@@ -352,20 +352,23 @@ class Topics:
             self._commits.rule_changed(log)
         _LOG.info("topic %s: settings changed to %s", topic.name, dict(configs.values))
 
-    async def delete_records(self, topic: Topic, starts: Mapping[int, int]) -> None:
+    async def delete_records(
+        self, topic: Topic, starts: Mapping[int, int], configs: TopicConfigs | None = None
+    ) -> None:
         """Advance log start offsets and remove the files before them.
 
         Args:
             topic: The topic.
             starts: New log start offset by partition, at most its high watermark. A partition whose
                 log start is higher already does not change.
+            configs: The settings that demand it, if they do.
 
         Raises:
-            RefusedTopicError: The topic was deleted meanwhile.
+            RefusedTopicError: The topic was deleted meanwhile, or it has other settings.
             UnavailableError: The database could not be written.
         """
         began_s = asyncio.get_running_loop().time()
-        logs = await self._changes.run(self._delete_records(topic, starts))
+        logs = await self._changes.run(self._delete_records(topic, starts, configs))
         removal = asyncio.ensure_future(self._removed(logs))
         await in_time(removal, self._changes.left_s(began_s))
 
@@ -373,8 +376,12 @@ class Topics:
         for log in logs:
             await self._commits.wait_removed(log)
 
-    async def _delete_records(self, topic: Topic, starts: Mapping[int, int]) -> list[PartitionLog]:
+    async def _delete_records(
+        self, topic: Topic, starts: Mapping[int, int], configs: TopicConfigs | None
+    ) -> list[PartitionLog]:
         self._check_there(topic)
+        if configs is not None and topic.configs is not configs:
+            raise RefusedTopicError(ErrorCode.POLICY_VIOLATION, "its settings were changed")
         later = {n: start for n, start in starts.items() if start > topic.logs[n].log_start}
         for log, start in [(topic.logs[number], start) for number, start in later.items()]:
             if start > log.durable:  # a power loss must not leave a log that ends before it
@@ -388,6 +395,10 @@ class Topics:
             topic.logs[number].advance_start(start)
             self._commits.remove_deleted(topic.logs[number])
         return [topic.logs[number] for number in later]
+
+    def _is_away(self, log: PartitionLog) -> bool:
+        """Whether the directory of a log has failed: the next start removes its files."""
+        return log.folder.parent.parent in self.dirs.offline
 
     async def delete(self, topic: Topic) -> None:
         """Delete a topic, its records and its files.
@@ -415,7 +426,7 @@ class Topics:
         if self.moves is not None:
             folders += await self.moves.forget(topic.logs)
         for log in topic.logs:
-            await self._commits.quiesce(log)
+            await self._commits.quiesce(log, self._is_away)
         self.partitions.ends.forget(topic.topic_id.bytes, len(topic.logs))
         self.dirs.remove(log.folder for log in topic.logs)
         row = TopicRow(

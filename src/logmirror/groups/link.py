@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from logmirror.cluster.groups import GroupOffset
 from logmirror.errors import LogmirrorError
@@ -34,11 +34,12 @@ from logmirror.groups.replica_logs import (
 from logmirror.groups.replicas import SyncReader
 from logmirror.groups.target_sync import TargetSync
 from logmirror.groups.way_back import WayBack
+from logmirror.mirror.backoff import RETRIABLE
 from logmirror.wire.decode import RecordDecoder
 from logmirror.wire.mirrormaker import syncs_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("logmirror.groups")
 
+PENDING_MS: Final = 60_000
+"""How long an offset commit of an open transaction is usual: a producer's default time limit."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Round:
@@ -64,7 +68,7 @@ class Round:
     """Those of them that read records again, or have a partition that is not translated."""
 
     failed: dict[str, LogmirrorError] = field(default_factory=dict)
-    """Groups whose offsets could not be read."""
+    """Groups of which an offset could not be read."""
 
     unfit: dict[str, LogmirrorError] = field(default_factory=dict)
     """Groups of which a text does not fit into a checkpoint."""
@@ -155,6 +159,10 @@ class Link:
         self._seen_ms: int | None = None
         """When the oldest change was seen of which the checkpoint is not acknowledged."""
 
+        self._unread_ms: dict[str, int] = {}
+        """Since when groups have an offset that cannot be read, in monotonic time."""
+
+        self._has_read = False
         self._compare_inexact = self._compare_all = False
         """Which groups are translated again although they did not change."""
 
@@ -241,6 +249,8 @@ class Link:
         self._offsets.retain(names)
         for gone in self._known.keys() - set(names):
             del self._known[gone]
+        for gone in self._unread_ms.keys() - set(names):
+            del self._unread_ms[gone]
         changed: dict[str, _Known] = {}
         for group in names:
             try:
@@ -248,17 +258,38 @@ class Link:
             except LogmirrorError as error:
                 done.failed[group] = error
                 continue
+            if (unread := self._unread(group, read)) is not None:
+                done.failed[group] = unread
             before = self._known.get(group)
             if before is None or before.read is not read:
                 changed[group] = _Known(read=read, replicas=self._mirrored(read))
+        self._has_read = True
         return changed
+
+    def _unread(self, group: str, read: ReadOffsets) -> LogmirrorError | None:
+        """Return why an offset is left out.
+
+        Open transactions count only if they last, or in the first round, which may be the only one.
+        """
+        errors = [error for at, error in read.errors.items() if any(self._replicas_of(at))]
+        if not errors:
+            self._unread_ms.pop(group, None)
+            return None
+        now_ms = self._clock.monotonic_ms()
+        since_ms = self._unread_ms.setdefault(group, now_ms if self._has_read else -PENDING_MS)
+        lasting = [error for error in errors if not isinstance(error, RETRIABLE)]
+        return next(iter(lasting or errors)) if lasting or now_ms - since_ms >= PENDING_MS else None
+
+    def _replicas_of(self, at: TopicPartition) -> Iterator[ReplicaSpec]:
+        for spec in self._by_topic.get(at.topic, ()):
+            if spec.partitions is None or at.partition in spec.partitions:
+                yield spec
 
     def _mirrored(self, read: ReadOffsets) -> list[tuple[Replica, GroupOffset]]:
         return [
             (Replica.of(spec.mirror, partition, spec.written), committed)
             for partition, committed in read.offsets.items()
-            for spec in self._by_topic.get(partition.topic, ())
-            if spec.partitions is None or partition.partition in spec.partitions
+            for spec in self._replicas_of(partition)
         ]
 
     def _read_logs(self, changed: Mapping[str, _Known]) -> bool:

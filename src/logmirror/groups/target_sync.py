@@ -97,7 +97,7 @@ class TargetSync:
         self._active: set[str] = set()
         self._ahead: set[str] = set()
         self._refused: dict[str, dict[str, str]] = {}
-        """Why partitions of a group were refused, as last logged."""
+        """Why partitions of a group (empty: all) were refused, as last logged."""
 
     def round(self, wanted: Mapping[str, _Offsets]) -> TargetRound:
         """Compare all groups with the target, and commit what is behind.
@@ -116,6 +116,8 @@ class TargetSync:
                 self._sync(group, offsets, done)
             except LogmirrorError as error:
                 done.failed[group] = error.message
+                facts = {**error.facts, "group": group, "error": error.message}
+                self._refuse(group, {"": error.message}, facts)
         self._ahead &= wanted.keys()
         for gone in self._refused.keys() - wanted.keys():
             del self._refused[gone]
@@ -132,6 +134,7 @@ class TargetSync:
         read = self._offsets.read(group)
         known = self._done.get(group)
         if known is not None and known[0] is wanted and known[1] is read:
+            self._refused.pop(group, None)
             return
         self._ahead.discard(group)
         if any(
@@ -146,17 +149,21 @@ class TargetSync:
             missing = self._due(wanted, read)
             done.committed += len(due) - len(missing)
             reasons = {str(one): error.message for one, error in errors.items() if error}
-            facts = {"group": group, "partitions": len(due), "missing": len(missing)}
+            facts: dict[str, object] = {"group": group, "partitions": len(due)}
+            facts["missing"] = len(missing)
             if missing:
                 done.failed[group] = next(iter(reasons.values()), "another commit came between")
-                if self._refused.get(group) != reasons:
-                    self._refused[group] = reasons
-                    facts |= {"reasons": dict(list(reasons.items())[:_SHOWN])}
-                    _LOG.warning("group offsets not committed", extra={"facts": facts})
+                facts |= {"reasons": dict(list(reasons.items())[:_SHOWN])}
+                self._refuse(group, reasons, facts)
                 return
             _LOG.info("group offsets committed", extra={"facts": facts})
         self._refused.pop(group, None)
         self._done[group] = wanted, read
+
+    def _refuse(self, group: str, reasons: dict[str, str], facts: dict[str, object]) -> None:
+        if self._refused.get(group) != reasons:
+            self._refused[group] = reasons
+            _LOG.warning("group offsets not committed", extra={"facts": facts})
 
     @staticmethod
     def _due(wanted: _Offsets, read: ReadOffsets) -> dict[TopicPartition, int]:

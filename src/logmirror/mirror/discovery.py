@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
+from logmirror.cluster.client import LATEST
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.backoff import RETRIABLE
 from logmirror.mirror.cleanup_policy import CleanupPolicies, delete_retention_ms, is_compacted
@@ -20,12 +21,14 @@ from logmirror.mirror.source_views import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from logmirror.cluster.client import ClusterClient
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.cluster.topology import TopicMetadata
     from logmirror.mirror.destination import Destination
     from logmirror.mirror.flow_table import FlowTable, LoopContext
     from logmirror.mirror.ports import FlowId
     from logmirror.mirror.source_views import MirrorSpec
+    from logmirror.model import TopicPartition
 
 DISCOVERY_MS: Final = 5_000
 """Interval between two discoveries of new partitions, recreated topics and topic configurations."""
@@ -49,7 +52,7 @@ class Discovery:
         self._last_ms: int | None = None
         """Monotonic time of the last discovery; None: there was none yet."""
 
-        self._gives_up = False
+        self._gives_up = self._until_now = False
         self._policies = CleanupPolicies(context.clock)
 
     @property
@@ -70,7 +73,7 @@ class Discovery:
         if self._last_ms is not None and now_ms - self._last_ms < DISCOVERY_MS:
             return
         is_first = self._last_ms is None
-        self._gives_up = until_now and is_first
+        self._until_now, self._gives_up = until_now, until_now and is_first
         for source, mirrors in self._due().items():
             topics = self._describe(source, mirrors)
             self._refresh_policies(source, topics)
@@ -167,8 +170,11 @@ class Discovery:
         configs: Mapping[str, str | None],
     ) -> None:
         spec, compacted = destination.spec, is_compacted(configs)
+        client = self._context.client(mirror.source)
+        silent = {} if self._until_now else _silent(client, flows, waits=not self._table.states)
+        flows = [flow for flow in flows if flow.source not in silent]
         opening = Opening(destination, flows, mirror.chain_start)
-        views = compared_views(self._context.client(mirror.source), topic, opening.epochs)
+        views = compared_views(client, topic, opening.epochs)
         for flow in flows:
             start = opening.start(flow, views[flow.source], compacted=compacted)
             state = FlowState(
@@ -185,3 +191,19 @@ class Discovery:
             begun = destination.begin(flow, start)
             state.opened(start, begun, self._clock.monotonic_ms())
             self._table.add(mirror, state)
+        for error in silent.values():
+            raise error.copy()  # the opened flows stay open
+
+
+def _silent(
+    client: ClusterClient, flows: Sequence[FlowId], *, waits: bool
+) -> dict[TopicPartition, LogmirrorError]:
+    """Return the partitions that do not respond to one attempt.
+
+    `waits`: nothing else is copied, so if none responds, they may be waited for.
+    """
+    found = client.try_list_offsets({flow.source for flow in flows}, LATEST)
+    silent: dict[TopicPartition, LogmirrorError] = {
+        partition: end for partition, end in found.items() if isinstance(end, RETRIABLE)
+    }
+    return {} if waits and len(silent) == len(found) else silent

@@ -339,7 +339,9 @@ class FlowState:
         Merging with the previous snapshot is correct as long as every tombstone since then can
         still be read. Brokers keep tombstones for `delete.retention.ms` after cleaning.
         """
-        return self.rebuild or wall_ms - self.current_ms >= self.delete_retention_ms - MARGIN_MS
+        age_ms = wall_ms - self.current_ms
+        # A time to come: a clock was wrong, so the age is not known.
+        return self.rebuild or not -MARGIN_MS <= age_ms < self.delete_retention_ms - MARGIN_MS
 
     def snapshot_written(self, seen_ms: int) -> None:
         """A snapshot has all records up to the end that the driver read at `seen_ms`."""

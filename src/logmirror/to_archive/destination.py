@@ -18,7 +18,7 @@ from logmirror.to_archive.positions import (
     read_end,
     whole_chain,
 )
-from logmirror.to_archive.snapshots import newest_snapshot, prune
+from logmirror.to_archive.snapshots import check_is_snapshot, newest_snapshot, prune
 from logmirror.to_archive.whole_chain import LongChains
 
 if TYPE_CHECKING:
@@ -83,6 +83,9 @@ class ArchiveDestination:
 
         self._checked: dict[FlowId, str] = {}
         """The newest object of each flow at the last drift check, by name."""
+
+        self._left: set[str] = set()
+        """Objects that `prune` does not delete, by path."""
 
     @property
     def _store(self) -> BlobStore:
@@ -156,21 +159,27 @@ class ArchiveDestination:
         return checked_position(newest, self.spec, flow, found, view)
 
     def begin(self, flow: FlowId, start: Start) -> Begun:
-        """See `Destination.begin`: removes claims that are no longer needed.
+        """See `Destination.begin`: removes snapshots and claims that are no longer needed.
 
-        These are old claims of Parquet objects in folders; the footers hold the same facts. Claims
-        of other formats are kept: without them, a changed value in NDJSON or a batch removed from a
-        native object could not be detected. In a bucket all claims are kept: the mirror may lack
-        the permission to delete, and finding old ones would list all of them (decision 0006).
+        The claims are old ones of Parquet objects in folders; the footers hold the same facts.
+        Claims of other formats are kept: without them, a changed value in NDJSON or a batch removed
+        from a native object could not be detected. In a bucket all claims are kept: the mirror may
+        lack the permission to delete, and finding old ones would list all of them (decision 0006).
+
+        Raises:
+            CorruptionError: With `compaction: log`, the newest object is not a snapshot, or is
+                damaged. Nothing was deleted.
         """
         archive, begun = self.spec, Begun(newest=self._newest.get(flow, ""))
         if archive.compaction:
+            if begun.newest:
+                check_is_snapshot(self._store, flow, begun.newest)
             snapshot_ms, rebuild = newest_snapshot(flow, start, self._store)
             begun = replace(begun, snapshot_ms=snapshot_ms, rebuild=rebuild)
             # An earlier run may have died after writing a snapshot, and there may be no new one.
             # A failure is ignored: the next snapshot prunes again.
             with contextlib.suppress(UnavailableError, OutcomeUnknownError):
-                prune(self._store, flow, archive)
+                prune(self._store, flow, archive, self._left)
         if archive.format != "parquet" or isinstance(archive.location, S3Location):
             return begun
         sweep_claims(
@@ -222,7 +231,7 @@ class ArchiveDestination:
         if self.spec.compaction and any(result.receipts for result in results):
             state.snapshot_written(works[0].slice.seen_ms)
             try:
-                prune(self._store, state.flow, self.spec)
+                prune(self._store, state.flow, self.spec, self._left)
             except LogmirrorError as failed:  # the next snapshot prunes again
                 error = error or failed
         return error

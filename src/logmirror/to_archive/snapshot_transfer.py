@@ -28,6 +28,7 @@ from logmirror.model import GapCause, OffsetRange, Trigger
 from logmirror.source.gaps import GapLedger, batch_gaps
 from logmirror.to_archive.publish import make_claim, publish
 from logmirror.to_archive.sink import ObjectWriter
+from logmirror.to_archive.snapshots import not_a_snapshot
 from logmirror.to_archive.tail_check import check_tail
 from logmirror.wire.columns import ContentDigest
 from logmirror.wire.gate import first_not_copied, first_refused_arrow
@@ -268,12 +269,7 @@ def _verified_rows(file: BinaryIO, name: str) -> Iterator[Any]:
     parquet = open_parquet(file, name)
     metadata = ObjectMetadata.from_key_values(parquet.metadata.metadata, name=name)
     if not (metadata.is_snapshot if metadata else is_mirror_v3(parquet)):
-        raise CorruptionError(
-            "the newest object is not a snapshot",
-            hint="`compaction: log` cannot continue an archive of all records; configure another "
-            "destination name",
-            name=name,
-        )
+        raise not_a_snapshot(name)
     for batch in read_parquet(parquet, name):
         last_key = check_sorted(batch, last_key, name=name)
         digest.update_arrow(batch)

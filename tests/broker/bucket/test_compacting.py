@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,6 +33,7 @@ from logmirror.broker.bucket import replacing
 from logmirror.broker.bucket.merging import planned
 from logmirror.broker.bucket.replacing import InBucket
 from logmirror.broker.bucket.sealed_objects import object_name, sealed_objects
+from logmirror.broker.compaction import Compactor
 from logmirror.broker.log.cleaner import Cleaned
 from logmirror.broker.log.file_names import cleaned_path
 from logmirror.broker.log.segment import Segment
@@ -73,18 +75,21 @@ class Parts:
 
     async def replace(self, first: int, end: int) -> bool:
         """Replace segments by one with the same records."""
+        cleaned = self.cleaned(first, end)
+        try:
+            await self.replacing.begin(self.log)
+            return await self.replacing.replace(self.log, cleaned)
+        finally:
+            self.replacing.end(self.log)
+
+    def cleaned(self, first: int, end: int) -> Cleaned:
+        """Write that one."""
         old = [one for one in self.log.segments if first <= one.first < end and one.is_sealed]
         folder = self.log.folder
         path = cleaned_path(folder, old[0].first)
         path.write_bytes(b"".join(one.path.read_bytes() for one in old))
         new = Segment(folder, old[0].first, old[-1].next_offset, path.stat().st_size)
-        try:
-            await self.replacing.begin(self.log)
-            return await self.replacing.replace(
-                self.log, Cleaned(path=path, segment=new, old=tuple(old))
-            )
-        finally:
-            self.replacing.end(self.log)
+        return Cleaned(path=path, segment=new, old=tuple(old))
 
     def rows(self) -> list[tuple[int, int]]:
         return [one[:2] for one in self.row().compacted.get(0, ())]
@@ -190,6 +195,32 @@ def test_a_change_of_unknown_outcome_is_right_either_way(tmp_path):
         assert merger.into == 0
         assert parts.content() == before
         assert opened_again(parts, tmp_path / "two") == before
+
+    asyncio.run(act())
+
+
+def test_a_pass_whose_upload_fails_leaves_no_file(tmp_path):
+    """It would take space until the partition is compacted the next time."""
+
+    async def act() -> None:
+        parts = await written(tmp_path / "one")
+        before, cleaned = sorted(parts.log.folder.iterdir()), parts.cleaned(2, 6)
+        compactor: Any = Compactor.__new__(Compactor)
+        compactor._executor, compactor._replacing = parts.executor, parts.replacing  # noqa: SLF001  # all that a pass needs
+        compactor._disk = parts.machine.bucket.disk  # noqa: SLF001  # the same
+        cleaning = SimpleNamespace(prepare=lambda: True, groups=lambda: iter([cleaned]))
+
+        def fail(_: str, name: str) -> None:
+            if name.startswith(FOLDER):
+                raise CorruptionError("refused")
+
+        parts.store.before = fail
+        await parts.replacing.begin(parts.log)
+        with pytest.raises(CorruptionError, match="refused"):
+            await compactor._pass(parts.log, cleaning)  # noqa: SLF001  # without its beginning
+        parts.replacing.end(parts.log)
+        assert sorted(parts.log.folder.iterdir()) == before
+        parts.close()
 
     asyncio.run(act())
 

@@ -1,4 +1,7 @@
-"""Indexes of large segments that wait to be created: none is dropped, up to a limit of memory."""
+"""Indexes of large segments that wait to be created: none is dropped, up to a limit of memory.
+
+What runs beside the removal of a partition's objects is in `test_parts`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class Held:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.uploads = MemoryStore(), Uploads()
-        self.indexes = IndexUploads(self.store, self.uploads, {})
+        self.indexes = IndexUploads(self.store, self.uploads, {}, {KEY})
         self._folder, self._released = folder, threading.Event()
         started = threading.Event()
 

@@ -18,6 +18,7 @@ from logmirror.broker.moves.bucket_routes import OutOfBucket
 class _Move(SimpleNamespace):
     """What the route sees of a move."""
 
+    is_active = True
     __hash__ = object.__hash__
 
 
@@ -55,6 +56,20 @@ def test_a_pass_that_ends_before_a_swap_begins_no_merge(tmp_path):
         parts.replacing.end(parts.log)
         assert not await _merges(merger)
         _route(parts).end(move)
+        assert await _merges(merger)
+        parts.close()
+
+    asyncio.run(act())
+
+
+def test_a_move_that_is_cancelled_within_a_step_demands_nothing_afterwards(tmp_path):
+    """The step continues; nothing would end what it demands then."""
+
+    async def act() -> None:
+        parts = await written(tmp_path / "one")
+        merger, move = parts.machine.commits.merger, _Move(log=parts.log, is_active=False)
+        _route(parts).end(move)
+        assert not await _route(parts).quiet(move)
         assert await _merges(merger)
         parts.close()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 BATCHES = 300
 MIB = 1024 * 1024
+WAIT_S = 60
 
 
 class Cold:
@@ -210,6 +213,25 @@ def test_damage_is_reported_as_always(tmp_path):
     run(tmp_path, act)
 
 
+def test_a_part_that_is_read_while_its_topic_is_deleted_makes_no_folder(tmp_path):
+    """Another topic could not have that name."""
+
+    async def act(cold: Cold) -> None:
+        folder, deleted = cold.log.folder.parent, list[str]()
+
+        def delete(operation: str, name: str) -> None:
+            if operation == "read_range":
+                shutil.rmtree(folder)
+                deleted.append(name)
+
+        cold.store.before = delete
+        assert bytes_of(cold.read(150, 1000)) in cold.content
+        assert deleted == [object_name(FOLDER, 0, BATCHES)]
+        assert not folder.exists()
+
+    run(tmp_path, act)
+
+
 def test_an_outage_is_an_error_of_storage(tmp_path):
     async def act(cold: Cold) -> None:
         def fail(*_: str) -> None:
@@ -234,6 +256,38 @@ def test_small_segments_have_no_index_and_each_index_has_a_segment(tmp_path):
         assert not [name for name in cold.store.objects if name.startswith(INDEXES)]
 
     run(tmp_path, act)
+
+
+@pytest.mark.parametrize("how", ["topic deleted", "partition left"])
+def test_a_segment_that_is_uploaded_while_the_others_are_removed_leaves_no_index(tmp_path, how):
+    begun, goes_on, removed = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(_: str, name: str) -> None:
+        if name.startswith(FOLDER) and not begun.is_set():
+            begun.set()
+            assert goes_on.wait(WAIT_S)
+
+    async def act() -> None:
+        cold = Cold(tmp_path)
+        machine, bucket, log = cold.machine, cold.machine.bucket, cold.log
+        cold.store.before = hold
+        await machine.append(0, bytes(INDEXED_BYTES))
+        log.roll()
+        await machine.flush()
+        assert begun.wait(WAIT_S)
+        if how == "topic deleted":
+            bucket.delete_topic(row(), [log], removed.set)
+        else:
+            residence = bucket.residence_of(log)
+            bucket.leave(log)
+            bucket.remove_residence(residence, removed.set)
+        goes_on.set()
+        assert removed.wait(WAIT_S)
+        bucket._uploads.submit("last", lambda: None).result(WAIT_S)  # noqa: SLF001  # waits for what is before
+        assert [name for name in cold.store.objects if FOLDER in name] == []
+        machine.close()
+
+    asyncio.run(act())
 
 
 def test_what_replaces_segments_does_not_wait_for_its_index(tmp_path):

@@ -5,12 +5,14 @@ Method: one test for each rule of `log/cleaner`; records are decoded by a second
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from kit.fakes.faulty_disk import FaultyDisk
 from kit.runs.small_logs import append_batch, fetched, flush, open_log
 from logmirror.archive.chain import chain
 from logmirror.broker.log.cleaner import Cleaning, Plan
@@ -329,6 +331,22 @@ def test_a_damaged_segment_is_never_compacted(tmp_path, damage):
     with pytest.raises(CorruptionError):
         _clean(log)
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("call", ["append", "sync"])
+def test_a_pass_without_space_leaves_no_file(tmp_path, call):
+    """What it has written would keep the disk full."""
+    log = _open(tmp_path / "t" / "0")
+    for number in range(3):
+        _append(log, [(b"k", b"%d" % number)])
+    _roll(log)
+    before, disk = sorted(log.folder.iterdir()), FaultyDisk()
+    disk.fail = lambda name: OSError(errno.ENOSPC, "no space") if name == call else None
+
+    with pytest.raises(OSError, match="no space"):
+        _clean(log, disk)
+    assert call in disk.calls
+    assert sorted(log.folder.iterdir()) == before
 
 
 def test_a_batch_that_vanishes_from_a_compacted_segment_is_damage(tmp_path):

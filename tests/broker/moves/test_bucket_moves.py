@@ -60,9 +60,8 @@ __all__ = [  # the same tests, with `dirs` of this module
     "test_e85_kills_at_random_moments_lose_nothing",
     "test_e88_compaction_continues_during_a_move",
 ]
-INTO = [*MOVE_POINTS, *PLACE_POINTS]
-OUT_OF = [one for one in INTO if one not in {"move.named", "move.freed"}]
-STEPS = [*(f"b {one}" for one in INTO), *(f"a {one}" for one in OUT_OF)]
+POINTS = [*MOVE_POINTS, *PLACE_POINTS]
+STEPS = [f"{target} {one}" for target in "ba" for one in POINTS]
 """The target, and where the broker is killed."""
 
 FEW = ("b move.copied", "b move.arrived", "b move.placed", "a move.arrived", "a move.placed")

@@ -44,7 +44,7 @@ _STEPS = {
     },
     "out": {
         *("move.prepared", "move.copied", "move.durable", "move.swapped", "move.arrived"),
-        *("move.placed", "move.done", "move.removed"),
+        *("move.placed", "move.named", "move.freed", "move.done", "move.removed"),
         *("make_folder", "create", "append", "sync", "open_for_reading", "rename", "sync_folder"),
         *("unlink", "write_synced", "write_at", "store.create", "store.read", "store.names"),
         "store.delete",

@@ -8,7 +8,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from broker.moves.test_requests import NONE, UNKNOWN, fill
 from kit.servers.kafka import create_topic
-from logmirror.broker.dynamic_configs import CORDONED
+from logmirror.broker.dynamic_configs import CORDONED, DynamicConfigs
+from logmirror.broker.topic_configs import MalformedConfigError
 
 NOT_ELIGIBLE = 39
 
@@ -65,3 +66,22 @@ def test_only_a_directory_of_the_broker_can_be_cordoned(dirs, tmp_path):
     with pytest.raises(KafkaException, match="no log directory of this broker"):
         cordon(dirs, dirs.a, tmp_path / "c")
     assert not any(shown(dirs).values())
+
+
+def test_it_is_set_for_one_broker_only_as_in_apache_kafka():
+    configs = DynamicConfigs(1, {}, ["/a"])
+    with pytest.raises(MalformedConfigError, match=f"{CORDONED}: set it for one broker"):
+        configs.checked("", {CORDONED: "*"})
+    assert configs.checked("", {CORDONED: None}) == {("", CORDONED): None}
+    configs.apply(configs.checked("1", {CORDONED: "*"}))
+    assert configs.cordoned() == {"/a"}
+
+
+def test_an_empty_value_of_the_broker_counts_before_one_for_all_brokers():
+    """An earlier release stored one for all."""
+    configs = DynamicConfigs(1, {("", CORDONED): "*"}, ["/a"])
+    assert configs.cordoned() == {"/a"}
+    configs.apply(configs.checked("1", {CORDONED: ""}))
+    assert configs.cordoned() == set()
+    [entry] = [entry for entry in configs.entries("1") if entry.name == CORDONED]
+    assert (entry.value, entry.source.name) == ("", "DYNAMIC_BROKER")

@@ -6,10 +6,12 @@ exact error of one call runs the real logs, or the real probe, in this process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
 import sys
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -18,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.moves.conftest import TwoDirs
 from broker.moves.test_moves import contents
 from broker.moves.test_requests import BATCH, fill
+from broker.test_housekeeping import START_MS, parts_of
 from kit.fakes.disk import small_disk
 from kit.fakes.failing_disk import FailingDisk, failing_disk
 from kit.judges.partition_client import Appended, PartitionClient
@@ -27,10 +30,16 @@ from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
 from kit.servers.machine import HOST, Process, free_ports
 from logmirror.broker.apis import Api
+from logmirror.broker.log.disk import Disk
+from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
+    from broker.test_housekeeping import Parts
+    from logmirror.broker.log.partition_log import PartitionLog
+    from logmirror.broker.topic import Topic
 
 NONE, STORAGE, INVALID_TOPIC = 0, 56, 17
 OFFLINE = "log directory failed; its partitions are offline"
@@ -300,6 +309,96 @@ def test_a_topic_with_files_in_a_failed_directory_is_deleted_by_the_next_start_w
     create_topic(dirs.bootstrap, "t", 1, {})
     with dirs.partition("t") as partition:
         assert partition.log_end == 0
+
+
+class HangingDisk(Disk):
+    """The first flush of a partition in a folder does not end before `ends`."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.ends = folder, threading.Event()
+
+    def sync_folder(self, path: Path) -> None:
+        if path.is_relative_to(self.folder):
+            self.ends.wait(60)
+        super().sync_folder(path)
+
+
+class Hanging(NamedTuple):
+    """A topic of which one partition, in `b`, has records whose flush hangs."""
+
+    parts: Parts
+    topic: Topic
+    log: PartitionLog
+    disk: HangingDisk
+
+    def fail(self) -> None:
+        """Take `b` offline."""
+        topics = self.parts.topics
+        failure = topics.dirs.offline[self.disk.folder] = UnavailableError("directory failed")
+        topics.lose(self.disk.folder, failure)
+
+    async def delete(self) -> asyncio.Future[None]:
+        """Begin to delete the topic, which waits for longer than one look (0.2 s)."""
+        deleting = asyncio.ensure_future(self.parts.topics.delete(self.topic))
+        done, _ = await asyncio.wait([deleting], timeout=0.5)
+        assert not done
+        assert list(self.log.folder.iterdir())
+        return deleting
+
+
+@contextlib.asynccontextmanager
+async def hanging(tmp_path: Path) -> AsyncIterator[Hanging]:
+    disk = HangingDisk(tmp_path / "b")
+    async with parts_of(tmp_path / "a", disk.folder, disk=disk) as parts:
+        topic = await parts.create(2)
+        [log] = [log for log in topic.logs if log.folder.is_relative_to(disk.folder)]
+        parts.write(log, START_MS)
+        try:
+            yield Hanging(parts, topic, log, disk)
+        finally:
+            disk.ends.set()
+
+
+@pytest.mark.parametrize("first", ["the directory fails", "the flush ends"])
+def test_a_deletion_waits_for_a_flush_that_hangs_until_its_directory_fails(tmp_path, first):
+    async def act() -> None:
+        async with hanging(tmp_path) as found:
+            topics, deleting = found.parts.topics, await found.delete()
+            if first == "the flush ends":
+                found.disk.ends.set()
+                await deleting
+                assert not found.log.folder.exists()
+                return
+            found.fail()
+            await asyncio.wait_for(deleting, 20)
+            assert await topics.create("other", 1, {}) is not None
+            found.disk.ends.set()
+            await found.parts.commits.drain()
+            assert topics.removal.left_behind == {"t"}
+            assert list(found.log.folder.iterdir()), "the next start removes them"
+
+    asyncio.run(act())
+
+
+def test_a_deletion_waits_for_a_log_that_arrives_also_if_its_directory_has_failed(tmp_path):
+    """Else its durable end is written in a slot that another partition may have by then."""
+
+    async def act() -> None:
+        async with hanging(tmp_path) as found:
+            ends = list[int]()
+
+            async def confirm(end: int) -> None:
+                ends.append(end)
+
+            found.parts.commits.arrive(found.log, confirm)
+            found.fail()
+            deleting = await found.delete()
+            found.disk.ends.set()
+            await deleting
+            assert ends == [1]
+
+    asyncio.run(act())
 
 
 def test_a_partition_whose_own_files_fail_does_not_take_its_directory_offline(failing):

@@ -47,7 +47,7 @@ _PAUSE_MS: Final = 500
 _PAUSE_MAX_MS: Final = 10_000
 
 
-class _UnreadableError(UnavailableError):
+class _UnreadableError(Exception):
     """The file of one object cannot be read. Others of its archive may be readable."""
 
 
@@ -171,9 +171,14 @@ class Objects:
                 "object is not in the archive any more; its folder is listed again",
                 path=str(self.path(segment)),
             ) from error
-        except (CorruptionError, _UnreadableError) as error:
+        except CorruptionError as error:
             self._damaged.setdefault(segment, BackOff()).failed(error)
             raise
+        except _UnreadableError as found:
+            path, reason = str(self.path(segment)), str(found)
+            failure = UnavailableError("object cannot be read", path=path, reason=reason)
+            self._damaged.setdefault(segment, BackOff()).failed(failure)
+            raise failure from found
         except UnavailableError as error:
             self._back_off.failed(error)
             raise
@@ -189,9 +194,7 @@ class Objects:
             try:
                 file = self._own_file(segment, self._local)
             except OSError as error:
-                path, reason = str(self.path(segment)), error.strerror
-                message = "object cannot be read"
-                raise _UnreadableError(message, path=path, reason=reason) from error
+                raise _UnreadableError(error.strerror) from error
             if file is not None:
                 return file
         return self._copies.open(segment, lambda out: self._write(segment, out))

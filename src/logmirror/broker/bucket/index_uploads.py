@@ -15,7 +15,7 @@ from logmirror.broker.bucket.parts import INDEXES, create_index
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
     from logmirror.broker.bucket.chain import Key
@@ -36,12 +36,17 @@ class IndexUploads:
         store: The log dir.
         uploads: The thread.
         keys: Those of the logs, which may change.
+        here: The keys alone; those of a partition that leaves go before its objects do.
     """
 
     def __init__(
-        self, store: BlobStore, uploads: Uploads, keys: Mapping[PartitionLog, Key]
+        self,
+        store: BlobStore,
+        uploads: Uploads,
+        keys: Mapping[PartitionLog, Key],
+        here: Container[Key],
     ) -> None:
-        self._store, self._uploads, self._keys = store, uploads, keys
+        self._store, self._uploads, self._keys, self._here = store, uploads, keys, here
         self._lock = threading.Lock()
         self._waiting = 0
 
@@ -53,7 +58,8 @@ class IndexUploads:
         entries = len(index.offsets)
 
         def run() -> None:
-            if not segment.is_deleted:
+            # Else its removal may have listed the indexes already: nothing would remove this one.
+            if not segment.is_deleted and key in self._here:
                 create_index(self._store, name, index)
 
         def forget() -> None:

@@ -129,7 +129,7 @@ class BucketLogs:
         self._topic_keys: dict[PartitionLog, Key] = {}
         self._by_key: dict[Key, PartitionLog] = {}
         self._in_bucket: dict[PartitionLog, str] = {}
-        self._indexes = IndexUploads(store, self._uploads, self._keys)
+        self._indexes = IndexUploads(store, self._uploads, self._keys, self._by_key)
         self.disk.when_without_index = self._indexes.again
         self._opening = Opening(store, self.disk, writer, self._recovered)
         self._pending: list[tuple[Key, str, Segment, bytes]] = []

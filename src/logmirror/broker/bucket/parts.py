@@ -135,7 +135,7 @@ class Parts:
             data = self._store.read_range(name, start, end - start)
         except (KeyError, CorruptionError):
             return None
-        file = _unnamed(segment.path.parent, data, start)
+        file = _unnamed(segment.path.parents[2], data, start)  # the topic may be deleted meanwhile
         expected = index.offsets[first]
         for batch in scan(file, expected, contiguous=True, start=start):
             expected, start = batch.last_offset + 1, batch.end
@@ -179,7 +179,6 @@ def _at(column: array[int], entry: int, end: int) -> int:
 
 def _unnamed(folder: Path, data: bytes, position: int) -> OpenFile:
     """Return a file without a name that has bytes at a position, and none before."""
-    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as made:
         made.seek(position)
         made.write(data)

@@ -307,21 +307,25 @@ class Cleaning:
             file = self._disk.create(path)
             old, size_bytes, before = list[Segment](), 0, self._changes()
             self._put("EXPECTED", segments[number].first)
-            while number < len(segments):
-                following = segments[number]
-                is_like = not old or old[-1].is_exact == following.is_exact
-                if old and (
-                    not is_like or size_bytes + following.size_bytes > self._plan.segment_bytes
-                ):
-                    break
-                size_bytes += self._rewrite(following, file)
-                old.append(following)
-                number += 1
-            is_same = size_bytes == old[0].size_bytes and self._changes() == before
-            if len(old) == 1 and is_same:
+            try:
+                while number < len(segments):
+                    following = segments[number]
+                    is_like = not old or old[-1].is_exact == following.is_exact
+                    if old and (
+                        not is_like or size_bytes + following.size_bytes > self._plan.segment_bytes
+                    ):
+                        break
+                    size_bytes += self._rewrite(following, file)
+                    old.append(following)
+                    number += 1
+                is_same = size_bytes == old[0].size_bytes and self._changes() == before
+                if len(old) == 1 and is_same:
+                    self._disk.unlink(path)
+                    continue
+                self._disk.sync(file)
+            except BaseException:  # else what was written takes the last space of a full disk
                 self._disk.unlink(path)
-                continue
-            self._disk.sync(file)
+                raise
             first, end = old[0].first, old[-1].next_offset
             folder, is_exact = self._plan.folder, old[0].is_exact
             segment = Segment(folder, first, end, size_bytes, is_exact=is_exact)

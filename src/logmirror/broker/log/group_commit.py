@@ -310,14 +310,20 @@ class GroupCommit:
         self._beside[log] = work
         work.add_done_callback(lambda _: self._beside.pop(log, None))
 
-    async def quiesce(self, log: PartitionLog) -> None:
-        """Wait until no file of the log is being flushed, compacted or removed."""
-        while (running := self._running.get(log)) is not None:
-            await asyncio.wait([running])
+    async def quiesce(self, log: PartitionLog, is_away: Callable[[PartitionLog], bool]) -> None:
+        """Wait until no file of the log is being flushed, compacted or removed.
+
+        Args:
+            log: The log, which has a failure.
+            is_away: Whether its directory has failed. There a system call may never end, so nothing
+                is waited for but what `arrive` has asked for.
+        """
         self._limit_of(log).count(log)
-        while (beside := self._beside.get(log)) is not None:
-            await asyncio.wait([beside])
-        await self.wait_removed(log)
+        for works in (self._running, self._beside, self._removing):
+            while (work := works.get(log)) is not None:
+                if is_away(log) and log not in self._arrivals:
+                    break
+                await asyncio.wait([work], timeout=_LOOK_S)
 
     async def wait_removed(self, log: PartitionLog) -> None:
         """Wait until no file of the log is being removed."""

@@ -129,8 +129,10 @@ class IntoBucket(_BucketRoute):
         for path in move.future.iterdir():
             if path.name != kept:
                 self._disk.unlink(path)
-        current = {sealed_name(one.first, one.next_offset) for one in whole.sealed}
-        current |= {sealed_name(*row) for row in self._compacted(move, whole)}
+        versions = move.versions  # a segment with one is not the object without it
+        current = {
+            sealed_name(one.first, one.next_offset, versions.get(one, "")) for one in whole.sealed
+        }
         for name in sorted(move.objects - current):
             delete_object(store, f"{folder}/{name}")
             move.objects.discard(name)  # if one of many fails, the others are not tried again
@@ -199,6 +201,8 @@ class OutOfBucket(_BucketRoute):
 
     async def quiet(self, move: Move) -> bool:
         """See `Route.quiet`."""
+        if not move.is_active:  # `end` has been called, and is not called again
+            return False
         return await self._commits.merger.leave(move.log, move, _QUIET_S)
 
     def end(self, move: Move) -> None:
@@ -231,8 +235,8 @@ class OutOfBucket(_BucketRoute):
 
     def finish(self, old: Path, new: Path, nonce: str) -> Path:
         """See `Route.finish`: the old folder has copies only; the objects are removed later."""
-        del new, nonce
-        return old
+        del new
+        return free_name(self._disk, old, nonce)  # another topic may have the plain name soon
 
 
 class BucketRoutes(Routes):
