@@ -157,9 +157,11 @@ def _asked_topics(
         names = sorted(broker.topics.by_name)
         refusal = broker.authorizer.refusal
         return [(n, None) for n in names if not refusal(caller, Api.METADATA, _TOPIC, n)]
-    # Java clients send an empty name beside an ID, so a name beside one says nothing.
+    # Java clients send an empty name beside an ID. Where IDs count, a name beside one does not.
+    by_id = header.version >= _TOPIC_IDS_FROM
     asked = [
-        (topic.name if topic.topic_id is None else None, topic.topic_id) for topic in request.topics
+        (None if by_id and topic.topic_id is not None else topic.name, topic.topic_id)
+        for topic in request.topics
     ]
     return list(dict.fromkeys(asked))
 
