@@ -140,7 +140,7 @@ def test_a_log_start_that_is_visible_before_it_is_durable_is_found(folder, befor
     """W3: the next owner has the one before it."""
     row = number_of(plain(folder, before), "row create")
 
-    async def early(self: Any, topic: Any, starts: dict[int, int]) -> Any:
+    async def early(self: Any, topic: Any, starts: dict[int, int], _: Any) -> Any:
         logs = [topic.logs[number] for number in starts]
         for log, start in zip(logs, starts.values(), strict=True):
             log.advance_start(start)
