@@ -65,5 +65,6 @@ def check_same(
         if response not in (older[1], newer[1])
     }
     listed = {label for name, label in DEVIATIONS if name == scenario.__name__}
-    assert {label: found[label] for label in found if label not in listed} == {}
+    new = {label: found[label] for label in found if label not in listed}
+    assert new == {}, f"deviations without a row: {new}"
     assert listed - set(found) == set(), "no longer deviations"
