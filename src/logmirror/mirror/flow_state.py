@@ -340,7 +340,7 @@ class FlowState:
         still be read. Brokers keep tombstones for `delete.retention.ms` after cleaning.
         """
         age_ms = wall_ms - self.current_ms
-        # A time to come: a clock was wrong, so the age is not known.
+        # A negative age: a clock was wrong, so the age is not known.
         return self.rebuild or not -MARGIN_MS <= age_ms < self.delete_retention_ms - MARGIN_MS
 
     def snapshot_written(self, seen_ms: int) -> None:

@@ -13,6 +13,7 @@ from logmirror.archive.chain import chain
 from logmirror.archive.claims import latest_claim
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.errors import CorruptionError, UnavailableError, UsageError
+from logmirror.mirror.observer import flow_facts
 
 if TYPE_CHECKING:
     from logmirror.mirror.ports import ArchiveSpec, FlowId, Start
@@ -34,18 +35,10 @@ def newest_snapshot(flow: FlowId, start: Start, store: BlobStore) -> tuple[int, 
     is_continued = claim is not None and claim.covered.first < start.position
     is_trimmed = start.position < start.view.log_start
     if is_continued and is_trimmed:
+        seen = {"position": start.position, "log_start": start.view.log_start}
         _LOG.warning(
             "the log start offset is above the newest snapshot: the next snapshot is rebuilt",
-            extra={
-                "facts": {
-                    "mirror": flow.mirror,
-                    "destination": flow.destination,
-                    "topic": flow.topic,
-                    "partition": flow.partition,
-                    "position": start.position,
-                    "log_start": start.view.log_start,
-                }
-            },
+            extra={"facts": flow_facts(flow) | seen},
         )
     return claim.created_ms if claim and is_continued else 0, not is_continued or is_trimmed
 
@@ -76,16 +69,7 @@ def prune(store: BlobStore, flow: FlowId, archive: ArchiveSpec, left: set[str]) 
             left.add(path)
             _LOG.warning(
                 "old objects are not deleted: one is not known to be a snapshot",
-                extra={
-                    "facts": {
-                        "mirror": flow.mirror,
-                        "destination": flow.destination,
-                        "topic": flow.topic,
-                        "partition": flow.partition,
-                        "name": obj.name,
-                        "reason": error.message,
-                    }
-                },
+                extra={"facts": flow_facts(flow) | {"name": obj.name, "reason": error.message}},
             )
             return
         store.delete(path)
@@ -108,9 +92,9 @@ def check_is_snapshot(store: BlobStore, flow: FlowId, name: str) -> None:
 
 
 def not_a_snapshot(name: str) -> CorruptionError:
-    """The error of a chain whose newest object has all records."""
+    """The error of an object that has all records."""
     return CorruptionError(
-        "the newest object is not a snapshot",
+        "the object is not a snapshot",
         hint="`compaction: log` cannot continue an archive of all records; configure another "
         "destination name",
         name=name,
