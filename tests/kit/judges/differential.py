@@ -52,8 +52,10 @@ def check_same(
     """
     heard = []
     for broker in brokers:
-        with Conversation(int(broker.bootstrap.rpartition(":")[2]), prefix) as talk:
-            ready(talk)
+        port = int(broker.bootstrap.rpartition(":")[2])
+        with Conversation(port, prefix) as talk:
+            ready(talk)  # takes producer ID 0, which also stands for none in responses
+        with Conversation(port, prefix) as talk:
             scenario(talk)
             heard.append(talk.heard)
     ours, *theirs = heard
