@@ -111,7 +111,11 @@ class Partitions:
         self._older = {at: DurableEnd(*end) for at, end in older.items()}
 
     def opened(self, row: TopicRow) -> list[PartitionLog]:
-        """Open the partitions of a topic. Blocks. One that cannot be opened is offline."""
+        """Open the partitions of a topic. Blocks. One that cannot be opened is offline.
+
+        Raises:
+            UnavailableError: The bucket cannot be read.
+        """
         logs: list[PartitionLog] = []
         for number in range(row.partition_count):
             if self.is_in_bucket(row, number):
@@ -157,6 +161,8 @@ class Partitions:
             _LOG.error("%s-%d: offline: %s; %s", row.name, partition, error, error.hint)
             return self._offline(folder, configs, error)
         except (LogmirrorError, OSError) as error:
+            if isinstance(error, UnavailableError) and self.is_in_bucket(row, partition):
+                raise  # it would be offline when the bucket is back
             _LOG.exception("%s-%d: offline: the log could not be opened", row.name, partition)
             failure = error if isinstance(error, LogmirrorError) else None
             failure = failure or UnavailableError("log could not be opened", cause=str(error))

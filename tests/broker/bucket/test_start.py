@@ -4,6 +4,7 @@ and opens no partition whose records are missing.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from kit.fakes.s3_proxy import S3Proxy
+from broker.bucket.test_logs import FOLDER, Machine, row
+from kit.fakes.s3_proxy import Fault, S3Proxy
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.commits import commit_files, committed
 from kit.judges.partition_client import PartitionClient
@@ -22,7 +24,9 @@ from logmirror.broker.bucket.bundles import BUNDLES, Bundler
 from logmirror.broker.bucket.chain import COMMITS, commit_name
 from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, encode
 from logmirror.broker.bucket.recovery import take_over
+from logmirror.errors import UnavailableError
 from logmirror.stores.s3 import S3Store
+from logmirror.testing.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +72,35 @@ def test_five_thousand_commits_are_read_in_seconds(
     counts = store.requests.requests
     assert counts["put"] == 1
     assert counts["get"] + counts["list"] < 200
+
+
+def test_a_partition_is_not_left_out_because_the_bucket_does_not_respond(tmp_path):
+    """The broker would serve the others, and this one not when the bucket is back."""
+
+    class Away(MemoryStore):
+        def sizes(self, folder: str) -> dict[str, int]:
+            if folder == FOLDER:
+                raise UnavailableError("no response")
+            return super().sizes(folder)
+
+    async def open_all() -> None:
+        Machine(Away(), tmp_path / "one", row())
+
+    with pytest.raises(UnavailableError, match="no response"):
+        asyncio.run(open_all())
+
+
+@pytest.mark.slow
+def test_a_start_ends_if_the_bucket_does_not_respond_and_leaves_no_partition_offline(
+    tmp_path: Path, s3_server: S3Server, bucket: str
+) -> None:
+    BucketBroker(tmp_path / "one", s3_server, bucket, "--topic", "t:1").start().kill()
+    with S3Proxy(s3_server.endpoint, lambda _: None) as proxy:
+        broker = BucketBroker(tmp_path / "two", s3_server, bucket, endpoint=proxy.endpoint)
+        proxy.spoil(Fault("503", "ListObjectsV2", times=1_000, part="t%40"))
+        broker.start(waits=False)
+        assert broker.wait() == UnavailableError.exit_code
+        assert proxy.spoiled
 
 
 @pytest.mark.slow

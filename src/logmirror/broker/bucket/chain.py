@@ -45,6 +45,10 @@ CHECK_MS: Final = 5_000
 HEARTBEAT_MS: Final = 2_000
 """How often an owner writes a heartbeat: Kafka's `broker.heartbeat.interval.ms`."""
 
+MOST_WALKED: Final = 20_000
+"""Old commits that are searched for what holds them, each second. Beyond, more are there only while
+a partition that is offline holds the oldest one."""
+
 SNAPSHOT_COMMITS: Final = 500
 """A snapshot is repeated after so many commits; of a large database after more."""
 
@@ -208,7 +212,7 @@ class Coverage:
         return is_here and self._ends.get(key, 0) < end
 
     def holding(self, before_ms: int, most: int, most_bytes: int = MOST_BYTES) -> Held:
-        """Return what holds old commits.
+        """Return what holds old commits, the oldest ones first (`MOST_WALKED`).
 
         A snapshot keeps all commits behind it, and costs no request, so it is repeated long before
         the segments of quiet partitions are sealed, each of which costs two.
@@ -220,7 +224,7 @@ class Coverage:
         """
         excess = len(self._commits) - most
         held = Held({}, {name for name in self._snapshots if self._is_snapshot_due(name)})
-        for number, commit in enumerate(self._commits):
+        for number, commit in enumerate(itertools.islice(self._commits, MOST_WALKED)):
             is_small = self._total_bytes - commit.before_bytes <= most_bytes
             if commit.at_ms >= before_ms and number >= excess and is_small:
                 break

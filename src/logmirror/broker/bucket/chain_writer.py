@@ -6,7 +6,14 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.bucket.chain import COMMITS, commit_name, needed, sequence_of
-from logmirror.broker.bucket.commit_format import Commit, Entry, Kind, decode, encode
+from logmirror.broker.bucket.commit_format import (
+    FENCE_BYTES,
+    Commit,
+    Entry,
+    Kind,
+    decode,
+    encode,
+)
 from logmirror.errors import CorruptionError, FencedError, UnavailableError
 from logmirror.stores.base import AlreadyExistsError
 
@@ -31,11 +38,13 @@ class ChainWriter:
         epoch: The owner's epoch.
         next_sequence: The number of the next object.
         oldest: No older object was needed when the log dir was taken over.
+        left_over: Older objects that a former owner was about to remove; after `commits`.
     """
 
     def __init__(self, store: BlobStore, writer: bytes) -> None:
         self._store, self._writer = store, writer
         self.epoch = self.next_sequence = self.oldest = 0
+        self.left_over: list[int] = []
 
     def take_over(self, behind: int | None = None) -> None:
         """Become the owner (K3).
@@ -185,10 +194,12 @@ class ChainWriter:
         Raises:
             CorruptionError: Some are missing.
         """
+        sizes = self._store.sizes(COMMITS)
+        found = {s: sizes[name] for name in sizes if (s := sequence_of(name)) is not None}
+        # An object of a fence's size may be one (K3): it stays, unread.
+        self.left_over = sorted(s for s in found if s < self.oldest and found[s] != FENCE_BYTES)
         bounds = range(self.oldest, self.next_sequence)
-        names = self._store.names(COMMITS)
-        found = [s for n in names if (s := sequence_of(n)) is not None and s in bounds]
-        return needed(found, self._is_fence)
+        return needed(sorted(s for s in found if s in bounds), self._is_fence)
 
     def _is_fence(self, sequence: int) -> bool:
         try:

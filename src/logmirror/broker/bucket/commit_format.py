@@ -39,6 +39,9 @@ _CRC: Final = Struct(">I")
 NAME_BYTES: Final = 16
 """Longest name of a database."""
 
+FENCE_BYTES: Final = _HEADER.size + _ENTRY.size + _CRC.size
+"""Size of an object of one entry without a body, as a fence is."""
+
 MAX_ENTRIES: Final = 1_000_000
 
 

@@ -191,17 +191,24 @@ class BucketCommit(GroupCommit):
         running: asyncio.Future[None] = self._loop.create_future()
         self._follow(log, job, running)
         self._in_flight += 1
-        pieces = list(self._pieces(log, job))
+        try:
+            pieces = list(self._pieces(log, job))
+        except Exception as error:  # noqa: BLE001  # of the local disk: that partition only
+            self._soon(self._committed, log, job, running, error)
+            return
+        failed: list[BaseException] = []
         for number, (ranges, cut) in enumerate(pieces, 1):
             is_last = number == len(pieces)
 
             def done(_: int, error: BaseException | None, *, is_last: bool = is_last) -> None:
+                if error is not None:
+                    failed.append(error)
                 if is_last or error is not None:
                     self._soon(self._committed, log, job, running, error)
 
             key = self._bucket.key_of(log)
             size = sum(one.size_bytes for one in ranges)
-            read = _reader(key, ranges, cut)
+            read = _reader(key, ranges, cut, failed)
             self._bucket.journal.submit(Submission(size, read, done))
 
     def _pieces(
@@ -378,9 +385,14 @@ def _offset_at(segment: Segment, file: OpenFile, position: int, end: int) -> int
 
 
 def _reader(
-    key: tuple[bytes, int], ranges: list[_Range], cut: tuple[int, int] | None
+    key: tuple[bytes, int],
+    ranges: list[_Range],
+    cut: tuple[int, int] | None,
+    failed: list[BaseException],
 ) -> Callable[[], list[Entry]]:
     def read() -> list[Entry]:
+        if failed:  # a piece before it is not in the chain, and a start refuses a gap
+            raise failed[0]
         entries = [Entry(Kind.DATA, *key, one.first, one.next, _whole(one)) for one in ranges]
         if cut is not None:
             entries.append(Entry(Kind.CUT, *key, *cut))

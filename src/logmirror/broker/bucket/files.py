@@ -87,8 +87,8 @@ class BucketDisk(Disk):
 
     def disconnect(self, folder: Path) -> None:
         """Forget the folder of a partition that is not in the bucket any more, and its files."""
-        self._folders.pop(folder, None)
         with self._lock:
+            self._folders.pop(folder, None)
             for path in [path for path in self._kept if path.parent == folder]:
                 self.held_bytes -= self._kept.pop(path)
 
@@ -202,13 +202,18 @@ class BucketDisk(Disk):
 
     def _fetch(self, path: Path) -> OpenFile:
         size, part = 0, path.with_name(f".{secrets.token_hex(8)}.fetched")
+        in_bucket = self._folders.get(path.parent)
+        name = f"{in_bucket}/{path.name}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._store.open(self._name(path)) as source, part.open("wb") as target:
+            with self._store.open(name) as source, part.open("wb") as target:
                 while data := source.read(_COPY_BYTES):
                     size += target.write(data)
             file = super().open_for_reading(part)
-            part.replace(path)
+            with self._lock:
+                if self._folders.get(path.parent) != in_bucket:  # of a topic of the same name now
+                    raise FileNotFoundError(errno.ENOENT, "partition was deleted", str(path))
+                part.replace(path)
         except (LogmirrorError, KeyError) as error:
             raise _failed(path, error) from error
         finally:
@@ -216,7 +221,6 @@ class BucketDisk(Disk):
         self.misses += 1
         self.fetched_bytes += size
         self.keep(path, size)
-        name = self._name(path)
         if name in self._parts.without_index:
             self._parts.without_index.discard(name)
             self.when_without_index(path.parent, name, file)

@@ -7,6 +7,8 @@
   So a former owner's and a lost request's bytes are never mixed up, and nothing is lost by an
   outage: what was submitted becomes durable when the bucket is back.
 - J3 After a fence nothing is durable any more: all callbacks get `FencedError`.
+- J4 Behind an object that a stop has given up, nothing is written: it may exist, or not, and what
+  was submitted later may need it. All callbacks get the error.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Journal:
         self._asked: list[Future[None]] = []
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._failure: FencedError | None = None
+        self._failure: LogmirrorError | None = None
         self.lock = threading.Lock()
         """Guards the coverage."""
 
@@ -95,7 +97,7 @@ class Journal:
     @property
     def is_fenced(self) -> bool:
         """Whether another owner took the log dir over."""
-        return self._failure is not None
+        return isinstance(self._failure, FencedError)
 
     def start(self) -> None:
         """Start the thread. What was submitted before is written then."""
@@ -232,8 +234,7 @@ class Journal:
             self._fenced(error, whole)
             return
         except UnavailableError as error:  # the broker is stopping, and the bucket is away
-            for one in whole:
-                one.done(-1, error)
+            self._end(error, whole)  # J4
             return
         with self.lock:
             self.coverage.add(sequence, entries, SYSTEM_CLOCK.monotonic_ms())
@@ -285,9 +286,13 @@ class Journal:
                 one.set_exception(failure)
 
     def _fenced(self, error: FencedError, taken: list[Submission]) -> None:
+        if not self.is_fenced:
+            self.when_fenced(error)
+        self._end(error, taken)
+
+    def _end(self, error: LogmirrorError, taken: list[Submission]) -> None:
+        """Write nothing any more."""
         with self._changed:
-            if self._failure is None:
-                self.when_fenced(error)
             self._failure = error
             self._closing.set()
             taken = [*taken, *self._waiting]

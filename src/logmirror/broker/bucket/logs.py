@@ -133,7 +133,7 @@ class BucketLogs:
         self.disk.when_without_index = self._indexes.again
         self._opening = Opening(store, self.disk, writer, self._recovered)
         self._pending: list[tuple[Key, str, Segment, bytes]] = []
-        self._removable: deque[int] = deque()
+        self._removable = deque(writer.left_over)
         self._deadline = StopDeadline(self._give_up, folder)
         self.sealed_objects = self.sealed_bytes = 0
         self.snapshots = Snapshots(self._remove_soon)

@@ -6,6 +6,7 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from logmirror.broker.bucket.files import FetchError
 from logmirror.broker.bucket.recovery import READERS
 from logmirror.broker.bucket.sealed_objects import (
     SealedObject,
@@ -19,7 +20,7 @@ from logmirror.broker.log.open_segments import read_open, remember
 from logmirror.broker.log.partition_log import PartitionLog
 from logmirror.broker.log.producer_state import ProducerState
 from logmirror.broker.log.segment import Segment
-from logmirror.errors import CorruptionError, LogmirrorError, UnavailableError
+from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.stores.listings import listed_below
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Opening:
     ) -> None:
         self._store, self._disk, self._owner = store, disk, owner
         self._recovered = recovered
-        self._listed: dict[Key, _Listed | LogmirrorError] = {}
+        self._listed: dict[Key, _Listed | CorruptionError] = {}
 
     def list_all(self, partitions: Sequence[tuple[TopicRow, int]]) -> None:
         """List the objects of partitions, many at a time.
@@ -84,7 +85,8 @@ class Opening:
         Raises:
             FencedError: Another owner has taken over, and something would be deleted. It may be
                 what that one has made, and what this one knows no row of.
-            UnavailableError: It is not known whether one has.
+            UnavailableError: The bucket cannot be reached. A partition that this start left out
+                would be offline when it is back.
         """
         topics: dict[str, list[str]] = {}
         for row, number in partitions:
@@ -113,7 +115,7 @@ class Opening:
 
     def _list(
         self, row: TopicRow, number: int, sizes: Mapping[str, dict[str, int]]
-    ) -> _Listed | LogmirrorError:
+    ) -> _Listed | CorruptionError:
         residence, start = row.residence(number), row.log_starts.get(number, 0)
         folder = folder_at(residence)
         try:
@@ -126,7 +128,7 @@ class Opening:
                 tail = self._recovered.tails.get(residence.key)
                 stretches = tail.stretches(end, start) if tail is not None else []
             count, producers = self._producers_before(folder, end, start, stretches)
-        except (CorruptionError, UnavailableError) as error:
+        except CorruptionError as error:
             return error
         return _Listed(objects, deleted, producers, stretches[count:])
 
@@ -158,10 +160,10 @@ class Opening:
         Raises:
             CorruptionError: Acknowledged records are missing.
             UnavailableError: The bucket cannot be reached.
-            OSError: The working folder cannot be written.
+            OSError: The working folder cannot be written, or a segment cannot be fetched.
         """
         listed = self._listed.pop(row.residence(number).key)
-        if isinstance(listed, LogmirrorError):
+        if isinstance(listed, CorruptionError):
             raise listed
         log_start = row.log_starts.get(number, 0)
         segments = [
@@ -174,7 +176,12 @@ class Opening:
             folder.mkdir(parents=True, exist_ok=True)
         if begin is None:
             begin = listed.stretches[0].first if listed.stretches else log_start
-        producers = self._producers(segments, begin, listed.producers)
+        try:
+            producers = self._producers(segments, begin, listed.producers)
+        except FetchError as error:
+            if isinstance(error.__cause__, UnavailableError):
+                raise error.__cause__ from error
+            raise
         tail, unsealed = None, []
         for stretch in listed.stretches:
             segment = self._rebuilt(folder, stretch, producers)
