@@ -63,7 +63,7 @@ def of(*states, **more):
     return Moves(client, Stopped()), dirs
 
 
-def log_dir(path, node=1, *, error="", free=None, **replicas):
+def log_dir(path, node=1, *, error="", free=None, cordoned=False, **replicas):
     """Replicas by name: a0=(size,), or a0=(size, lag) for a copy."""
     found = {
         TopicPartition(name[0], int(name[1:])): Replica(
@@ -71,7 +71,7 @@ def log_dir(path, node=1, *, error="", free=None, **replicas):
         )
         for name, given in replicas.items()
     }
-    return LogDir(node, path, error, found, free)
+    return LogDir(node, path, error, found, free, cordoned)
 
 
 def state(copied, lag=7):
@@ -225,6 +225,24 @@ def test_a_plan_balances_each_broker_and_leaves_out_what_cannot_be_moved():
     assert json.loads(plan.text)["partitions"] == [
         {"topic": "a", "partition": 0, "replicas": [1, 2], "log_dirs": ["/y", "any"]}
     ]
+
+
+def test_a_plan_moves_nothing_to_a_cordoned_directory():
+    full = log_dir("/x", a0=(4 * GIB,), a1=(4 * GIB,), a2=(4 * GIB,))
+    moves, _ = of([full, log_dir("/y", cordoned=True)], assigned={A0: (1,)})
+    assert moves.plan().moves == ()
+    moves, _ = of([full, log_dir("/y", cordoned=True), log_dir("/z")], assigned={A0: (1,)})
+    assert [(one.source, one.target) for one in moves.plan().moves] == [("/x", "/z")]
+    emptied = full._replace(is_cordoned=True)
+    moves, _ = of([emptied, log_dir("/y")], assigned={A0: (1,)})
+    assert [(one.source, one.target) for one in moves.plan().moves] == [("/x", "/y")]
+
+
+def test_a_plan_leaves_space_for_the_moves_in_progress():
+    full = log_dir("/x", a0=(2 * GIB,), a1=(6 * GIB,), a2=(4 * GIB,))
+    for free, expected in ((5 * GIB, []), (6 * GIB, ["a-0"])):
+        moves, _ = of([full, log_dir("/y", free=free, a2=(0, 9))], assigned={A0: (1,)})
+        assert [str(one.replica) for one in moves.plan().moves] == expected
 
 
 def test_a_broker_with_one_log_directory_has_nothing_to_balance():

@@ -6,12 +6,14 @@ Method: the program runs as its user starts it; clients create topics and write 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer, TopicPartition
 
+from logmirror.broker.log.file_names import open_path
 from logmirror.broker.log_dirs.placement import LogDirs, ends_path
 from logmirror.errors import CorruptionError, UnavailableError
 from logmirror.testing import broker
@@ -45,7 +47,8 @@ def folders(*paths):
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
-def test_a_folder_without_records_does_not_count(tmp_path, order):
+@pytest.mark.parametrize("names", [[], [open_path(Path(), 0).name]])
+def test_a_folder_without_records_does_not_count(tmp_path, order, names):
     """A partition was empty, its directory was away for a start, and it got another folder."""
     dirs = [tmp_path / "a", tmp_path / "b"]
     with start(*dirs, topics={"t": 1}) as kafka:
@@ -53,11 +56,13 @@ def test_a_folder_without_records_does_not_count(tmp_path, order):
     (with_records,) = tmp_path.glob("[ab]/t/0")
     (other,) = {tmp_path / "a", tmp_path / "b"} - {with_records.parent.parent}
     (other / "t" / "0").mkdir(parents=True)
+    for name in names:
+        (other / "t" / "0" / name).touch()
     with start(*dirs[order]) as kafka:
         assert read(kafka, "t", 1) == [b"0"]
         write(kafka, "t", 1)
         assert read(kafka, "t", 2) == [b"0", b"0"]
-    assert not list((other / "t" / "0").iterdir())
+    assert [path.name for path in (other / "t" / "0").iterdir()] == names
 
 
 def test_partitions_are_spread_and_found_again_in_any_order_of_the_directories(tmp_path):

@@ -38,6 +38,9 @@ class Volume(NamedTuple):
     free_bytes: int | None = None
     """What can be written to it; None: not known."""
 
+    is_cordoned: bool = False
+    """Whether nothing may move to it."""
+
 
 class Step(NamedTuple):
     """A move."""
@@ -51,7 +54,7 @@ class Step(NamedTuple):
 def balance(volumes: Sequence[Volume]) -> list[Step]:
     """Return the moves that balance directories, which have different names and replicas."""
     sizes = {volume.name: dict(volume.replicas) for volume in volumes}
-    free = {volume.name: volume.free_bytes for volume in volumes}
+    free = {one.name: 0 if one.is_cordoned else one.free_bytes for one in volumes}
     loads = {volume.name: volume.fixed_bytes + sum(volume.replicas.values()) for volume in volumes}
     steps = list[Step]()
     while (step := _next(sizes, free, loads)) is not None:
@@ -71,13 +74,14 @@ def _next(
     loads: Mapping[str, int],
 ) -> Step | None:
     by_load = sorted(loads, key=lambda name: (loads[name], name))
-    if not by_load:
+    targets = [name for name in by_load[:-1] if free[name] != 0]
+    if not targets:
         return None
     source = by_load[-1]
     mean = sum(loads.values()) / len(loads)
-    if loads[source] - loads[by_load[0]] < max(1, _BALANCED * mean):
+    if loads[source] - loads[targets[0]] < max(1, _BALANCED * mean):
         return None
-    for target in by_load[:-1]:
+    for target in targets:
         difference = loads[source] - loads[target]
         free_bytes = free[target]
         limit = difference * _WORTH if free_bytes is None else min(difference * _WORTH, free_bytes)

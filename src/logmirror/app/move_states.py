@@ -114,7 +114,7 @@ def parsed_name(name: str) -> tuple[str, int | None]:
 def balanced(node: int, dirs: Sequence[LogDir]) -> tuple[list[ProposedMove], list[LogDirBalance]]:
     """Return the moves that balance the directories of a broker, and what they do to each.
 
-    A replica that moves already stays where it moves to.
+    A replica that moves already stays where it moves to, and what its copy lacks needs space there.
     """
     sizes: dict[TopicPartition, int] = {}
     in_motion: set[TopicPartition] = set()
@@ -129,7 +129,8 @@ def balanced(node: int, dirs: Sequence[LogDir]) -> tuple[list[ProposedMove], lis
             each.path,
             {key: sizes[key] for key in sorted(each.replicas.keys() - in_motion)},
             sum(sizes.get(key, 0) for key, one in each.replicas.items() if one.is_future),
-            each.usable_bytes,
+            _free_bytes(each, sizes),
+            each.is_cordoned,
         )
         for each in dirs
     ]
@@ -151,3 +152,12 @@ def balanced(node: int, dirs: Sequence[LogDir]) -> tuple[list[ProposedMove], lis
         for name, count in before.items()
     ]
     return moves, rows
+
+
+def _free_bytes(one: LogDir, sizes: Mapping[TopicPartition, int]) -> int | None:
+    """Return what can be written to a directory beside the moves to it; None: not known."""
+    if one.usable_bytes is None:
+        return None
+    copies = [(key, copy.size_bytes) for key, copy in one.replicas.items() if copy.is_future]
+    missing = sum(max(0, sizes.get(key, 0) - copied) for key, copied in copies)
+    return max(0, one.usable_bytes - missing)

@@ -274,6 +274,7 @@ class Moves:
         """Return the moves that balance the log directories of each broker. Only reads.
 
         Directories that are offline, or in a bucket, are left out. So are replicas that move.
+        Cordoned directories get none.
 
         Raises:
             UsageError: No broker has two log directories, or a topic is not visible to this user.

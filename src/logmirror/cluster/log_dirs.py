@@ -59,6 +59,9 @@ class LogDir(NamedTuple):
     usable_bytes: int | None
     """What can be written to its volume; None: not known."""
 
+    is_cordoned: bool = False
+    """Whether the broker refuses moves to it (KIP-1066)."""
+
 
 class LogDirs:
     """The log directories of a cluster. Not thread-safe.
@@ -209,6 +212,7 @@ def _describe_once(connection: Connection, node: int, request: Any) -> list[LogD
                 for entry in topic.partitions
             },
             one.usable_bytes if has_sizes and one.usable_bytes >= 0 else None,
+            bool(one.is_cordoned),
         )
         for one in response.results
     ]

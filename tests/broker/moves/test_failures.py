@@ -23,6 +23,7 @@ from logmirror.broker.moves import copier, mover
 from logmirror.broker.moves.copying import SegmentCopy
 from logmirror.broker.moves.leftovers import Leftovers
 from logmirror.broker.moves.move import MoveState, remove_folder
+from logmirror.broker.moves.routes import Route
 from logmirror.broker.place_rows import MoveRow
 from logmirror.errors import CorruptionError, UnavailableError
 
@@ -120,6 +121,29 @@ def test_a_step_begins_behind_the_flush_of_records_that_is_in_progress(tmp_path,
         await life.move("b")
         await until(lambda: len(in_flushes) >= STEPS)
         assert not any(in_flushes)
+        await life.quiet()
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)
+
+
+def test_a_move_that_follows_does_not_wait_for_its_bucket_for_ever(tmp_path, monkeypatch):
+    """It would keep others from their turns."""
+    life = Life(prepare(tmp_path / "dirs"), Rows(), random.Random(4))
+    monkeypatch.setattr(mover, "_AWAY_MS", 0)
+    monkeypatch.setattr(Route, "may_swap", lambda *_: False)
+    monkeypatch.setattr(Route, "is_passing", lambda *_: True)
+
+    async def work() -> None:
+        await life.start()
+        await life.write(20)
+        await life.move("b")
+        await asyncio.wait_for(until_failed(life), 10)
+        [move] = life.moves.all
+        assert "the bucket cannot be written" in str(move.failure)
+        monkeypatch.undo()
+        await life.move("b")
         await life.quiet()
         await life.moves.close()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
 
 from broker.moves.conftest import TwoDirs
 from kit.judges.log_dirs_client import ALTER
@@ -20,10 +22,10 @@ from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
 from logmirror.broker.apis import VERSIONS
+from logmirror.broker.log.file_names import open_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from kit.judges.log_dirs_client import LogDirsClient
 
@@ -368,6 +370,22 @@ def test_e64_a_topic_that_moves_is_deleted_with_its_copies(held):
     held.wait_in("t", held.a)
 
 
+@pytest.mark.move("E64")
+def test_e64_a_topic_is_deleted_without_an_error_of_its_moves(dirs):
+    dirs.create("t", 8)
+    producer = Producer({"bootstrap.servers": dirs.bootstrap})
+    for number in range(80):
+        producer.produce("t", b"x" * 5_000, partition=number % 8)
+    assert producer.flush(20) == 0
+    dirs.limit(1)
+    with dirs.client() as client:
+        assert {*client.move({dirs.b: {"t": tuple(range(8))}}).values()} == {NONE}
+        wait_until(lambda: len(dirs.names("t")) > 8, what=lambda: "copies")
+    delete_topic(dirs.bootstrap, "t")
+    assert dirs.names("t") == []
+    assert "failed" not in dirs.broker.log.read_text()
+
+
 @pytest.mark.move("E80")
 def test_e80_two_folders_without_a_move_take_only_that_partition_offline(dirs):
     dirs.create("t")
@@ -410,6 +428,20 @@ def test_e80_a_folder_that_is_there_already_is_never_taken_for_the_partition(hel
     held.wait_in("t", held.b)
     with held.partition("t") as partition:
         assert partition.log_end == 6_100
+
+
+@pytest.mark.move("E80")
+@pytest.mark.parametrize("names", [[], [open_path(Path(), 0).name]])
+def test_e80_a_folder_without_records_is_no_obstacle_to_a_move(dirs, names):
+    """An empty partition was there, and its directory was away for a start."""
+    dirs.create("t")
+    fill(dirs, "t", 3)
+    (dirs.b / "t" / "0").mkdir(parents=True)
+    for name in names:
+        (dirs.b / "t" / "0" / name).touch()
+    dirs.move("t", dirs.b)
+    with dirs.partition("t") as partition:
+        assert partition.log_end == 300
 
 
 @pytest.mark.move("E79")

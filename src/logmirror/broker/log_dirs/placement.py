@@ -18,6 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from logmirror.broker.log.file_names import open_path
 from logmirror.errors import CorruptionError, UsageError
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class LogDirs:
             raise _missing(topic, partition, "on a disk")
         found = self.having(topic, partition)
         if len(found) > 1:
-            found = [folder for folder in found if _has_files(folder)] or found[:1]
+            found = [folder for folder in found if has_records(folder)] or found[:1]
         if len(found) > 1:
             raise PlaceError(
                 "a partition is in two log directories",
@@ -252,6 +253,13 @@ def cluster_id_files(paths: Sequence[Path], cluster_id: str) -> list[Path]:
     return missing
 
 
-def _has_files(folder: Path) -> bool:
-    """Whether a folder of a partition has more than the mark of a move."""
-    return any(path.suffix != ".move" for path in folder.iterdir())
+def has_records(folder: Path) -> bool:
+    """Whether a partition's folder may have, or have had, records.
+
+    The mark of a move is none, and neither is an open segment at offset 0 that is empty. Blocks.
+    """
+    empty = open_path(folder, 0)
+    return any(
+        path.suffix != ".move" and (path != empty or path.stat().st_size > 0)
+        for path in folder.iterdir()
+    )

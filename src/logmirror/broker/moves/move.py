@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import shutil
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from logmirror import failpoints
 from logmirror.broker.log.file_names import open_path, sealed_name
-from logmirror.broker.log_dirs.placement import absolute
+from logmirror.broker.log_dirs.placement import absolute, has_records
 from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
@@ -193,6 +194,13 @@ class Move:
     whole: Whole | None = None
     cleaning: asyncio.Task[None] | None = None
 
+    def may_wait(self, now_ms: float, limit_ms: float) -> bool:
+        """Note an error that may pass; whether that may take longer."""
+        copied = len(self.copied)
+        before = self.trouble or Trouble(now_ms, now_ms, copied)
+        self.trouble = before.again(now_ms, copied, limit_ms)
+        return now_ms - self.trouble.since_ms < limit_ms
+
     @property
     def state(self) -> MoveState:
         """Where the move is."""
@@ -347,6 +355,14 @@ def free_name(disk: Disk, old: Path, nonce: str) -> Path:
         disk.sync_folder(gone.parent)
     failpoints.reach("move.freed")
     return gone
+
+
+def is_taken(place: Path) -> bool:
+    """Whether something has a partition's name; a folder without records is removed. Blocks."""
+    with contextlib.suppress(OSError):
+        if place.is_dir() and not has_records(place):
+            remove_folder(place)
+    return place.exists()
 
 
 def remove_folder(path: Path) -> None:

@@ -43,8 +43,8 @@ from logmirror.broker.moves.move import (
     Move,
     MoveRequest,
     MoveState,
-    Trouble,
     Whole,
+    is_taken,
     mark_of,
     remove_folder,
 )
@@ -240,15 +240,14 @@ class Moves:
 
         Returns the old folders that moves could not remove.
         """
-        logs, left = set(logs), []
-        for log in logs:
-            move = self._moves.pop(log, None)
-            if move is not None:
-                if move.is_shown:
-                    self._detach(move, MoveState.CANCELLED)
-                await self._idle(move)
-            if log in self._unclean:
-                left.append(self._unclean.pop(log)[1])
+        logs = set(logs)
+        ended = [self._moves.pop(log) for log in logs & self._moves.keys()]
+        for move in ended:
+            if move.is_shown:  # before its next step, which would fail
+                self._detach(move, MoveState.CANCELLED)
+        for move in ended:
+            await self._idle(move)
+        left = [self._unclean.pop(log)[1] for log in logs & self._unclean.keys()]
         for move in [one for one in self._dropped if one.log in logs]:
             await self._idle(move)  # what it uploads is removed with the topic
         return left
@@ -280,6 +279,7 @@ class Moves:
             if move.state is MoveState.FOLLOWING:
                 self._try_swap(move)
                 if move.state is MoveState.FOLLOWING:
+                    self._check_bucket(move)
                     await asyncio.sleep(_RETRY_S)
             elif await self.throttle.wait() and await self._copier.step(move):
                 await self._follow(move)
@@ -299,11 +299,15 @@ class Moves:
         """Whether to try again after an error; what was copied of the segment is dropped."""
         if move.log.failure is not None or not self._routes.of(move).is_passing(error):
             return False
-        now_ms, copied = SYSTEM_CLOCK.monotonic_ms(), len(move.copied)
-        before = move.trouble or Trouble(now_ms, now_ms, copied)
-        move.trouble = before.again(now_ms, copied, _AWAY_MS)
+        may_wait = move.may_wait(SYSTEM_CLOCK.monotonic_ms(), _AWAY_MS)
         self._detach(move, MoveState.COPYING)
-        return now_ms - move.trouble.since_ms < _AWAY_MS
+        return may_wait
+
+    def _check_bucket(self, move: Move) -> None:
+        """Fail a move that could be completed if its bucket were not away for too long."""
+        is_away = not self._routes.of(move).may_swap(move)
+        if is_away and not move.may_wait(SYSTEM_CLOCK.monotonic_ms(), _AWAY_MS):
+            self._fail(move, UnavailableError("the bucket cannot be written"))
 
     async def _pause(self) -> None:
         """Wait before a repetition; a stop ends it."""
@@ -482,7 +486,7 @@ class Moves:
 
 
 def _existing(places: dict[PartitionLog, Path]) -> set[PartitionLog]:
-    return {log for log, path in places.items() if path.exists()}
+    return {log for log, path in places.items() if is_taken(path)}
 
 
 def _nothing() -> None:
