@@ -182,7 +182,7 @@ def test_a_topic_of_the_name_hides_a_new_archive_until_it_is_deleted(wanted, tmp
         assert rows(served) == wanted
     text = broker.log.read_text()
     assert text.count(refused) == 1
-    assert text.count(f"{TOPIC}: mounted: its name is free now") == 1
+    assert text.count(f"{TOPIC}: mounted now") == 1
 
 
 def test_an_object_that_cannot_be_read_is_tried_again_with_pauses(wanted, tmp_path):

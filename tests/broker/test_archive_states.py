@@ -34,6 +34,8 @@ from kit.runs.mirror_v3_archive import cut, odd_rows, write_chain
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.mounted import MountingBroker
+from logmirror.broker.archives.rows import checked_batches
+from logmirror.stores.filesystem import FilesystemStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -409,3 +411,76 @@ def test_snapshots_are_refused(world, tmp_path):
             == []
         )
         reader.close()
+
+
+@pytest.mark.parametrize("form", ["parquet", "ndjson"])
+def test_a_merge_moves_no_end_of_a_batch(tmp_path, form):
+    """A mirror that restores while `compact` runs takes other ends for a log that was truncated."""
+    with EmbeddedBroker(tmp_path / "source") as source:
+        create_topic(source.bootstrap, "large", 1, {})
+        messages = [Message(b"%d" % n, b"x" * 5000, (), n) for n in range(400)]
+        produce(source.bootstrap, "large", messages)
+        written = mirror("large", source.bootstrap, tmp_path / "archive", form=form, max_offsets=70)
+        config = write_config(tmp_path / "config.json", written | {"name": "large"})
+        archived = run_now(config)
+    assert archived.returncode == 0, archived.stderr
+    parts = ends_of_batches(tmp_path / "archive")
+    assert {69, 139, 209, 279, 349} < parts < set(range(400))
+    merged = logmirror("compact", "-c", str(config), "--min-objects", "2")
+    assert merged.returncode == 0, merged.stderr
+    assert len(list((tmp_path / "archive" / "large" / "0").iterdir())) < 4
+    assert ends_of_batches(tmp_path / "archive") == parts
+
+
+def ends_of_batches(root):
+    """The last offsets of the batches that a broker makes of the objects."""
+    store = FilesystemStore(root, writer_id="reader")
+    return {
+        int.from_bytes(batch[:8]) + int.from_bytes(batch[23:27])
+        for name in store.names("large/0")
+        for batch in checked_batches(store, "large/0", name, utf8=False)
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b'{"version":99}\n'])
+def test_a_claim_that_cannot_be_read_hides_its_own_topic_only(world, content, tmp_path):
+    archive = tmp_path / "archive"
+    copied(world, "native", "whole", archive, "intact")
+    copied(world, "native", "whole", archive, "spoiled")
+    newest = max((archive / ".logmirror" / "claims" / "spoiled" / "0").iterdir())
+    whole = newest.read_bytes()
+    newest.write_bytes(content)
+    broker = MountingBroker(tmp_path / "log", archive)
+    with broker as served:
+        assert rows(served, "intact") == world.rows["whole"]
+        assert "spoiled: not mounted: " in broker.log.read_text()
+        newest.write_bytes(whole)
+        mounted = "spoiled: mounted now"
+        wait_until(lambda: mounted in broker.log.read_text(), what=broker.log.read_text)
+        assert rows(served, "spoiled") == world.rows["whole"]
+
+
+def test_a_folder_of_a_day_is_no_partition(world, tmp_path):
+    """Each number below the highest one would be an empty partition."""
+    archive = tmp_path / "archive"
+    copied(world, "native", "whole", archive, "whole")
+    (archive / "events" / "20261129").mkdir(parents=True)
+    broker = MountingBroker(tmp_path / "log", archive)
+    with broker as served:
+        assert rows(served, "whole") == world.rows["whole"]
+        (archive / "whole" / "20261130").mkdir()
+        (archive / "later" / "20261130").mkdir(parents=True)
+        wait_until(lambda: "later: not" in broker.log.read_text(), what=broker.log.read_text)
+        assert rows(served, "whole") == world.rows["whole"]
+    assert "events: not mounted: 20261129 is not a partition: 0 to 9999" in broker.log.read_text()
+
+
+@pytest.mark.parametrize("form", ["native", "parquet"])
+def test_the_log_start_moves_with_the_first_object_before_it_is_read(world, form, tmp_path):
+    oldest = sorted(copied(world, form, "whole", tmp_path / "archive", "kept").iterdir())[:2]
+    with MountingBroker(tmp_path / "log", tmp_path / "archive") as served:
+        assert ends(served, "kept")[0] == 0
+        for one in oldest:
+            one.unlink()
+        start = 1 + int(oldest[-1].name.partition(".")[0].rpartition("-")[2])
+        wait_until(lambda: ends(served, "kept")[0] == start, what=lambda: "a later log start")

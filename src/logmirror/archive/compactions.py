@@ -10,6 +10,7 @@ described in `docs/formats/archive.md`; decision 0007 gives the reasons.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -37,6 +38,8 @@ _FILE: Final = json_codec.FileKind(
     too_new="a newer version of logmirror merged these objects",
     too_new_hint="upgrade logmirror here",
 )
+
+_RECORD: Final = re.compile(r"([0-9]{20})-([0-9]{20})")
 
 _Listing = TypeVar("_Listing")
 _Found = TypeVar("_Found")
@@ -190,6 +193,30 @@ def read_compaction(store: BlobStore, folder: str, covered: OffsetRange) -> Comp
     except KeyError:
         return None
     return Compaction.from_bytes(data, name=name)
+
+
+def part_starts(store: BlobStore, folder: str, covered: OffsetRange) -> tuple[int, ...]:
+    """Return the first offsets of all objects that an object was made from, ascending.
+
+    Those of parts that were merged before are included. Empty: no merge created the object.
+
+    Raises:
+        CorruptionError: A file is not a compaction record.
+    """
+    if read_compaction(store, folder, covered) is None:
+        return ()
+    starts: set[int] = set()
+    names = store.names(f".logmirror/compactions/{folder}", f"{covered.first:020d}")
+    for found in map(_RECORD.fullmatch, names):
+        if found is None:
+            continue
+        first, last = int(found[1]), int(found[2])
+        if first > covered.last:
+            break
+        inner = OffsetRange(first=first, last=last)
+        if last <= covered.last and (record := read_compaction(store, folder, inner)):
+            starts.update(part.covered.first for part in record.parts)
+    return tuple(sorted(starts))
 
 
 def expected_content(store: BlobStore, folder: str, covered: OffsetRange) -> Claim | None:

@@ -7,6 +7,8 @@
 - E3 The batches take all offsets up to the end of the range, so that a consumer's position passes
   offsets without records at the end; see `empty_batch`.
 - E4 The same rows always make the same bytes. Batches are not compressed.
+- E5 Objects and the one that they are merged into have their records in the same batches, however
+  Parquet divides the rows: a reader that continues at the end of a batch finds the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from logmirror.wire.empty_batch import HEADER_BYTES, SPAN_MAX, empty_batches, pu
 from logmirror.wire.scan import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -36,39 +38,49 @@ _PAIR_BYTES: Final = 10
 _LOG_APPEND_TIME: Final = 8
 
 
-def serve_columns(rows: Iterable[Any], first: int, last: int) -> Iterator[bytearray]:
+def serve_columns(
+    rows: Iterable[Any], first: int, last: int, starts: Sequence[int] = ()
+) -> Iterator[bytearray]:
     """Yield record batches.
 
     Args:
         rows: Arrow record batches of `wire.columns.SCHEMA`, in the order of their offsets.
         first: The first offset of the range.
         last: Its last offset.
+        starts: Offsets at which a batch begins in any case, ascending (E5).
 
     Raises:
         CorruptionError: An offset is not in the range, or not above the one before.
     """
-    held: bytearray | None = None
-    header: dict[str, int] = {}
+    left: _Columns | None = None
+    begin = 0  # of the rows in `left` that no batch has yet: they may not be all of its rows
     next_offset = first
     for batch in rows:
         if not len(batch):
             continue
-        columns = _Columns(batch)
-        _check(columns.offsets, next_offset, last)
-        next_offset = int(columns.offsets[-1]) + 1
-        for start, stop in columns.cuts():
-            if held is not None:
-                put_header(held, **header)
-                yield held
-            held, header = columns.encoded(start, stop)
-    if held is not None:
-        end = min(last, header["base_offset"] + SPAN_MAX - 1)
-        header["last_offset"] = end
-        put_header(held, **header)
-        yield held
+        offsets = batch["offset"].to_numpy()
+        _check(offsets, next_offset, last)
+        next_offset = int(offsets[-1]) + 1
+        more = [batch] if left is None else [left.rows.slice(begin), batch]
+        left = _Columns(pa.concat_batches(more) if len(more) > 1 else batch)
+        *whole, (begin, _) = left.cuts(starts)
+        for start, stop in whole:
+            yield _batch(left, start, stop)
+    edges = [*(one for one in starts if one >= next_offset), last + 1]
+    if left is not None:
+        end = min(edges[0], int(left.offsets[begin]) + SPAN_MAX) - 1
+        yield _batch(left, begin, len(left.offsets), last_offset=end)
         next_offset = end + 1
-    for empty in empty_batches(next_offset, last):
-        yield bytearray(empty)
+    for edge in edges:
+        for empty in empty_batches(next_offset, edge - 1):
+            yield bytearray(empty)
+        next_offset = edge
+
+
+def _batch(columns: _Columns, start: int, stop: int, **header: int) -> bytearray:
+    encoded, fields = columns.encoded(start, stop)
+    put_header(encoded, **(fields | header))
+    return encoded
 
 
 def _check(offsets: npt.NDArray[np.int64], first: int, last: int) -> None:
@@ -86,6 +98,7 @@ class _Columns:
     """The columns of one Arrow batch, as the kernel reads them."""
 
     def __init__(self, batch: Any) -> None:  # noqa: ANN401  # pyarrow has no types
+        self.rows = batch
         self.offsets = np.ascontiguousarray(batch["offset"].to_numpy())
         self._times = np.ascontiguousarray(batch["timestamp"].cast(pa.int64()).to_numpy())
         self._types = batch["timestampType"].to_numpy()
@@ -113,12 +126,13 @@ class _Columns:
         address = 0 if data is None else data.address
         self._state[place // 8 : place // 8 + 3] = address_of(starts), address_of(lengths), address
 
-    def cuts(self) -> Iterator[tuple[int, int]]:
-        """Yield the rows of each batch: start and stop (E2)."""
+    def cuts(self, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield the rows of each batch: start and stop (E2, E5)."""
         rows = len(self.offsets)
         changed = np.diff(self._types) != 0
         changed |= (np.diff(self._times) != 0) & (self._types[1:] == 1)
-        edges = np.append(np.flatnonzero(changed) + 1, rows)
+        wanted = np.searchsorted(self.offsets, np.asarray(starts, np.int64))
+        edges = np.unique(np.concatenate((np.flatnonzero(changed) + 1, wanted, [rows])))
         start = number = 0
         while start < rows:
             if edges[number] <= start:

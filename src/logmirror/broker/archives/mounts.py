@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from logmirror.broker.archives.objects import BackOff, Objects
 from logmirror.broker.log.mounted_log import MountedLog
 from logmirror.broker.log.segment import Segment
 from logmirror.broker.topic import RefusedTopicError, check_name
+from logmirror.broker.topics import MAX_TOPIC_PARTITIONS
 from logmirror.errors import CorruptionError, LogmirrorError, UsageError
 from logmirror.stores.listings import listed_below
 
@@ -42,6 +44,9 @@ _LOG: Final = logging.getLogger(__name__)
 _THREADS: Final = 4
 _BUCKET_THREADS: Final = 16
 """Of an archive in a bucket, where a listing waits for the network."""
+
+_PARTITION: Final = re.compile(r"0|[1-9][0-9]{0,3}")
+"""A folder of a partition, below `MAX_TOPIC_PARTITIONS`."""
 
 _LISTED_AT_ONCE: Final = 32
 """Partitions that one job lists."""
@@ -64,6 +69,15 @@ _Question = tuple[str, int, tuple[str, int] | None]
 
 _Asked = TypeVar("_Asked")
 _Result = TypeVar("_Result")
+
+
+class _Folder(NamedTuple):
+    """A folder that has folders of partitions."""
+
+    topic_id: uuid.UUID
+    numbers: list[int]
+    problem: str
+    """Why it is not mounted; empty: it is."""
 
 
 class _Found(NamedTuple):
@@ -92,6 +106,9 @@ class _Mounted:
     """Why a folder is not mounted, by its name."""
 
     is_listed: bool = False
+
+
+_LAYOUT: Final = "a topic is a folder with a folder for each partition, such as orders/0"
 
 
 class Mounts:
@@ -134,6 +151,8 @@ class Mounts:
         for mounted in self._all:
             try:
                 await self._list_folders(mounted, is_start=True)
+                if not mounted.topics:
+                    _LOG.warning("%s: no topic yet: %s", mounted.archive.root, _LAYOUT)
             except UsageError:
                 raise
             except LogmirrorError as error:
@@ -158,6 +177,7 @@ class Mounts:
                 await self._list_new(mounted)
                 if polls % _FOLDERS_EVERY == 0 or not mounted.topics or not mounted.is_listed:
                     await self._list_folders(mounted, is_start=False)
+                    await self._check_starts(mounted)
             except LogmirrorError as error:
                 if pause_s == poll_s:
                     _LOG.warning("%s: cannot be listed: %s", mounted.archive.root, error)
@@ -171,18 +191,18 @@ class Mounts:
     async def _list_folders(self, mounted: _Mounted, *, is_start: bool) -> None:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(mounted.executor, _folders, mounted.archive)
-        for name, (topic_id, numbers) in found.items():
+        for name, (topic_id, numbers, problem) in found.items():
             known = mounted.topics.get(name, {})
             new = [number for number in numbers if number not in known]
-            if not new:
+            if known and not new:
                 continue
-            if not known and not self._is_free(mounted, name, is_start=is_start):
+            if not known and not self._is_free(mounted, name, problem, is_start=is_start):
                 continue
             work = mounted.archive, name, len(new)
             names = await loop.run_in_executor(mounted.executor, _names_below, *work)
             places = [(name, number, names.get(number)) for number in new]
             listings = await _in_parts(mounted, _all_listed, places)
-            if not known and not self._is_free(mounted, name, is_start=is_start):
+            if not known and not self._is_free(mounted, name, problem, is_start=is_start):
                 continue  # a topic of the name was created meanwhile
             partitions = mounted.topics.setdefault(name, {})
             for number, listing in zip(new, listings, strict=True):
@@ -196,8 +216,8 @@ class Mounts:
         mounted.is_listed = True
         self._topics.has_unlisted_archives = not all(one.is_listed for one in self._all)
 
-    def _is_free(self, mounted: _Mounted, name: str, *, is_start: bool) -> bool:
-        problem = ""
+    def _is_free(self, mounted: _Mounted, name: str, problem: str, *, is_start: bool) -> bool:
+        """Whether a folder can be mounted; takes what its listing found against it."""
         try:
             check_name(name)
         except RefusedTopicError as refused:
@@ -216,7 +236,7 @@ class Mounts:
             if problem:
                 _LOG.error("%s/%s: not mounted: %s", mounted.archive.root, name, problem)
             else:
-                _LOG.info("%s/%s: mounted: its name is free now", mounted.archive.root, name)
+                _LOG.info("%s/%s: mounted now", mounted.archive.root, name)
             mounted.refused[name] = problem
         return not problem
 
@@ -286,18 +306,48 @@ class Mounts:
             if known is None and found.objects and partition.objects is not None:
                 partition.objects.listed(vanished)
 
+    async def _check_starts(self, mounted: _Mounted) -> None:
+        """List a partition again if its first object was deleted, as a lifecycle rule does."""
+        firsts = [
+            (partition.objects, partition.log.segments[0])
+            for partitions in mounted.topics.values()
+            for partition in partitions.values()
+            if partition.objects is not None
+        ]
+        await _in_parts(mounted, _all_checked, firsts, part=_SOME_THREADS)
 
-def _folders(archive: Archive) -> dict[str, tuple[uuid.UUID, list[int]]]:
+
+def _all_checked(_: Archive, firsts: Sequence[tuple[Objects, Segment]]) -> list[None]:
+    for objects, segment in firsts:
+        objects.check_there(segment)
+    return []
+
+
+def _folders(archive: Archive) -> dict[str, _Folder]:
     """Return ID and partitions of each folder that has folders of partitions."""
     found = {}
     for name in archive.store.folders(""):
-        numbers = sorted(int(one) for one in archive.store.folders(name) if one.isdecimal())
-        if numbers:
+        numbered = [one for one in archive.store.folders(name) if one.isdecimal()]
+        if numbered:
+            found[name] = _folder(archive, name, numbered)
+    return found
+
+
+def _folder(archive: Archive, name: str, numbered: list[str]) -> _Folder:
+    """A claim that is damaged or too new is a result; a store that fails is an error."""
+    numbers = sorted(int(one) for one in numbered if _PARTITION.fullmatch(one))
+    source_id = problem = ""
+    if len(numbers) < len(numbered):  # each number below the highest one would be a partition
+        other = min(one for one in numbered if not _PARTITION.fullmatch(one))
+        problem = f"{other[:40]} is not a partition: 0 to {MAX_TOPIC_PARTITIONS - 1}"
+    else:
+        try:
             claim = latest_claim(archive.store, name, numbers[0])
             source_id = claim.topic_id if claim is not None else ""
-            digest = hashlib.sha256(f"logmirror archive\0{name}\0{source_id}".encode()).digest()
-            found[name] = uuid.UUID(bytes=digest[:16], version=4), numbers
-    return found
+        except (CorruptionError, UsageError) as error:
+            problem = f"{error}; {error.hint}"
+    digest = hashlib.sha256(f"logmirror archive\0{name}\0{source_id}".encode()).digest()
+    return _Folder(uuid.UUID(bytes=digest[:16], version=4), numbers, problem)
 
 
 def _threads(archive: Archive) -> int:

@@ -134,6 +134,21 @@ class Objects:
         """All was listed. Takes what `vanished` was before the listing began."""
         self._listed = vanished
 
+    def check_there(self, segment: Segment) -> None:
+        """Have all listed again if an object is gone.
+
+        Raises:
+            UnavailableError: The store cannot be reached.
+        """
+        name = f"{self._folder}/{self.name(segment)}"
+        try:
+            if self._local is None:
+                self._store.read_range(name, 0, 1)
+            elif not self._local(name).exists():
+                self._vanished += 1
+        except KeyError:
+            self._vanished += 1
+
     def name(self, segment: Segment) -> str:
         """Return the name of an object, without its folder."""
         return format_name(_covered(segment), self.extension)
@@ -197,7 +212,10 @@ class Objects:
                 raise _UnreadableError(error.strerror) from error
             if file is not None:
                 return file
-        return self._copies.open(segment, lambda out: self._write(segment, out))
+        try:
+            return self._copies.open(segment, lambda out: self._write(segment, out))
+        except OSError as error:  # for example no space for the copy
+            raise _UnreadableError(f"local copy: {error.strerror or error}") from error
 
     def _own_file(self, segment: Segment, local: Callable[[str], Path]) -> OpenFile | None:
         """Return the file of a native object in a directory; None: a copy must be made."""

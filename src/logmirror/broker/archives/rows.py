@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logmirror.archive.compactions import part_starts
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import PARQUET, parse_object_name, partition_of
 from logmirror.archive.reader import iterate
@@ -51,7 +52,9 @@ def checked_batches(store: BlobStore, folder: str, name: str, *, utf8: bool) -> 
             check_digest(metadata.digest, witness, name=name)
             witness = frozenset({metadata.digest})
     rows = _checked(iterate(store, folder, name, utf8=utf8), witness, name)
-    yield from serve_columns(rows, covered.first, covered.last)
+    # A reader may have read some of the parts before they were merged.
+    starts = part_starts(store, folder, covered)
+    yield from serve_columns(rows, covered.first, covered.last, starts)
 
 
 def _checked(rows: Iterator[Any], witness: frozenset[str], name: str) -> Iterator[Any]:
