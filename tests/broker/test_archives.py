@@ -377,6 +377,13 @@ def test_a_topic_of_the_same_name_is_refused_at_the_start(world, tmp_path):
     assert "an archive has the name of another topic" in result.stderr
 
 
+def test_an_archive_without_topics_is_a_warning(world, tmp_path):
+    _, folder = world
+    with MountingBroker(tmp_path / "log", folder / "native" / TOPIC):  # one folder too deep
+        pass
+    assert "odd: no topic yet: a topic is a folder with" in (tmp_path / "log.log").read_text()
+
+
 def test_a_gap_takes_one_partition_offline(world, tmp_path):
     source, folder = world
     shutil.copytree(folder / "native" / TOPIC, tmp_path / "archive" / TOPIC)

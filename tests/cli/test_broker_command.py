@@ -213,6 +213,10 @@ def test_what_is_missing_or_wrong_is_a_clear_error(served, tmp_path):
         (["--log-dir=s3://a/b", "--log-dir=s3://c/d"], "only one log directory may be in a bucket"),
         (["--log-dir=a", "--log-dir=s3://c/d", "--standby"], "a standby has no log directory"),
         (["--log-dir=a", "--work-dir=w"], "--work-dir is for a log directory in a bucket"),
+        *(
+            ([f"--log-dir={path}", "--log-dir=a"], "--log-dir must be a directory, or s3://")
+            for path in ("", "S3://b/p", "s3:/b/p", "gs://b/p", "file:///srv/kafka")
+        ),
     ],
 )
 def test_what_a_bucket_does_not_allow_is_a_clear_error(served, words, message):

@@ -91,10 +91,26 @@ def test_a_table():
     assert lines[-1].split()[:3] == ["price", "-", "-"]
 
 
-@pytest.mark.parametrize("price", ["put", "put=-1", "put=x", "copy=1", "put=inf", "put=nan"])
+@pytest.mark.parametrize("price", ["put", "put=-1", "put=x", "copy=1", "put=inf", "put=1e308"])
 def test_what_is_no_price_is_refused(price):
     with pytest.raises(UsageError, match="KIND=PRICE"):
         explained(f"--price={price}")
+
+
+@pytest.mark.parametrize("rate", ["-1", "nan", "inf", "1e300"])
+@pytest.mark.parametrize("option", ["--write-rate-mb", "--read-rate-mb"])
+def test_what_is_no_rate_is_refused(option, rate):
+    line = ["broker", "--log-dir=s3://b/p", "--explain-cost", f"{option}={rate}"]
+    found = CliRunner().invoke(commands.build(), line, catch_exceptions=False)
+    assert found.exit_code == 2
+    assert f"Invalid value for '{option}'" in found.output
+
+
+@pytest.mark.parametrize("setting", ["log.segment.bytes=x", "log.segment.byte=1048576"])
+def test_a_setting_that_the_broker_refuses_is_refused(setting):
+    with pytest.raises(UsageError, match="broker setting") as refused:
+        explained(f"--override={setting}")
+    assert refused.value.facts["name"] == setting.partition("=")[0]
 
 
 def test_a_log_directory_on_disk_has_no_requests():

@@ -16,7 +16,7 @@ from kit.runs.commands import mirror, write_config
 from kit.runs.configs import with_files
 from kit.servers.machine import HOST, free_ports
 from logmirror.app import status as app_status
-from logmirror.cli import main
+from logmirror.cli import commands, main
 
 EXAMPLES: Final = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))
 
@@ -91,3 +91,11 @@ def test_an_error_ends_the_program_with_the_code_of_its_kind(logmirror, away):
     assert (code, out) == (2, "")
     assert errors.splitlines()[0] == "error (usage): no such mirror in the configuration"
     assert errors.splitlines()[-1] == "  see docs/errors.md#usage"
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(logmirror, monkeypatch):
+    def interrupted(_words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run_plain", interrupted)
+    assert logmirror("broker", "--log-dir", "d") == (130, "", "")

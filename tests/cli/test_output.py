@@ -16,7 +16,8 @@ from logmirror.cli.output import error_lines, print_error, print_lines
 from logmirror.cli.status import print_status
 from logmirror.cli.validate import checks_table
 from logmirror.cli.verify import print_reports
-from logmirror.errors import PositionError, UnavailableError
+from logmirror.cluster.properties import connection_settings
+from logmirror.errors import PositionError, UnavailableError, UsageError
 from logmirror.reports import (
     CheckReport,
     CompactReport,
@@ -147,3 +148,18 @@ def test_an_error_that_ends_a_command_does_not_control_the_terminal(capsys):
 
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == [f"error (unavailable): {HARMLESS}", f"  name: {HARMLESS}"]
+
+
+def test_each_problem_of_a_clients_properties_has_a_line():
+    with pytest.raises(UsageError) as refused:
+        connection_settings("h", {"security.protocol": "PLAIN", "sasl.mechanism": "PLAIN"})
+    lines = list(error_lines(refused.value))
+    assert lines[1].startswith("  security.protocol: expects one of PLAINTEXT, SSL")
+    assert lines[2].startswith("  sasl.mechanism: has no effect with security.protocol PLAINTEXT (")
+    assert "PropertyProblem" not in str(lines)
+
+
+def test_a_verification_of_nothing_says_so():
+    out = io.StringIO()
+    print_reports(Console(file=out, width=1000), [], deep=True, against_source=False)
+    assert out.getvalue().startswith("nothing is verified: ")

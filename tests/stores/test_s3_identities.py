@@ -15,7 +15,7 @@ from kit.fakes.s3_proxy import Fault, S3Proxy
 from kit.fakes.scripted import SteppingClock
 from kit.servers.s3 import S3Server
 from logmirror.errors import UnavailableError, UsageError
-from logmirror.locations import S3Identity
+from logmirror.locations import S3Identity, S3Location
 from logmirror.stores import s3_calls, s3_leftovers
 from logmirror.stores.s3 import S3Store
 from logmirror.stores.s3_policy import policies
@@ -291,3 +291,22 @@ def test_over_tls_too_a_body_without_a_checksum_is_signed(tls_server, certificat
     store.create("f/a", b"content")
 
     assert sent == [hashlib.sha256(b"content").hexdigest().encode()]
+
+
+# Addresses
+
+
+def test_an_endpoint_that_is_no_url_is_refused():
+    keys = S3Identity(access_key_id="a", secret_access_key="b")
+    location = S3Location(bucket="b", endpoint="127.0.0.1:9000", write=keys, read=keys)
+    with pytest.raises(UsageError, match="the address of the store is not valid") as refused:
+        S3Store(location).tail("f")
+    assert "http://" in refused.value.hint
+    assert "127.0.0.1:9000" in str(refused.value)
+
+
+def test_a_store_without_tls_is_not_taken_for_one_with_a_wrong_certificate(s3_server):
+    location = s3_server.location("b", endpoint=s3_server.endpoint.replace("http:", "https:"))
+    with pytest.raises(UsageError, match="the store responds without TLS") as refused:
+        S3Store(location).tail("f")
+    assert "http://" in refused.value.hint

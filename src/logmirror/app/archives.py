@@ -45,7 +45,7 @@ def _location(text: str | S3Destination, environ: Mapping[str, str]) -> StoreLoc
         return store_location(text)
     if text.startswith(SCHEME):
         return bucket_location("--archive", text, environ)
-    if not Path(text).is_dir():
+    if not text or not Path(text).is_dir():  # an empty text would be the working directory
         raise UsageError("--archive is not a directory", found=text)
     return FolderLocation(str(Path(text).absolute()))
 

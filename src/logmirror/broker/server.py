@@ -58,13 +58,12 @@ from logmirror.broker.protocol.listening import (
 from logmirror.broker.security.authorization import Authorizer
 from logmirror.broker.security.store import FILE_NAME, SecurityStore
 from logmirror.broker.state_store import StateStore
-from logmirror.broker.topic_configs import RefusedConfigError, check_overrides
+from logmirror.broker.topic_configs import check_overrides
 from logmirror.broker.topics import Topics
 from logmirror.broker.transaction_offsets import TransactionOffsets
 from logmirror.broker.transaction_service import TransactionService
 from logmirror.broker.transactions.coordinator import Coordinator, Limits
 from logmirror.clock import SYSTEM_CLOCK
-from logmirror.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -120,10 +119,7 @@ def serve(
         UnavailableError: The broker's database is not usable, or its copy of one in a bucket.
         CorruptionError: The broker's database is damaged.
     """
-    try:
-        check_overrides(options.overrides)
-    except RefusedConfigError as error:
-        raise UsageError("broker setting is not supported", hint=error.reason) from error
+    check_overrides(options.overrides)
     with bound_listeners(options) as bound, contextlib.ExitStack() as held:
         check_different(options.log_dirs)
         for path in options.log_dirs:

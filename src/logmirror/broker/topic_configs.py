@@ -14,6 +14,8 @@ import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from logmirror.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -204,15 +206,22 @@ def check_overrides(overrides: Mapping[str, str]) -> None:
     """Check broker settings that override defaults of topics.
 
     Raises:
-        RefusedConfigError: A setting or its value is not supported.
+        UsageError: A setting or its value is not supported.
     """
     known = {setting.broker_name: setting for setting in SETTINGS.values() if setting.broker_name}
     for name, value in overrides.items():
         setting = known.get(name)
         if setting is None:
-            raise RefusedConfigError(f"{name}: not supported by this broker")
+            raise UsageError(
+                "broker setting is not supported", name=name, supported=", ".join(sorted(known))
+            )
         if not setting.accepts(value):
-            raise RefusedConfigError(f"{name}: {setting.expected}")
+            raise UsageError(
+                "the value of a broker setting is not valid",
+                name=name,
+                found=value,
+                expected=setting.expected,
+            )
 
 
 def broker_defaults(options: BrokerOptions) -> list[ConfigEntry]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 KINDS: Final = ("put", "get", "list", "delete")
 _MB: Final = 1_000_000
+_MOST: Final = 1e9
+"""Of a rate and of a price: figures beyond are no numbers of a bill."""
 
 ExplainCostOption = Annotated[
     bool,
@@ -30,12 +32,17 @@ ExplainCostOption = Annotated[
 ]
 WriteRateOption = Annotated[
     float,
-    typer.Option(min=0, help="For --explain-cost: MB per second of all producers, as stored."),
+    typer.Option(
+        min=0,
+        max=_MOST,
+        help="For --explain-cost: MB per second of all producers, as stored.",
+    ),
 ]
 ReadRateOption = Annotated[
     float,
     typer.Option(
         min=0,
+        max=_MOST,
         help="For --explain-cost: MB per second of old records, which are not on this machine.",
     ),
 ]
@@ -56,7 +63,8 @@ def explain(
     """Print the requests of a month, at some rates of writing and of reading old records.
 
     Raises:
-        UsageError: The log directory is not in a bucket, or a price is not one.
+        UsageError: The log directory is not in a bucket, a price is not one, or the broker would
+            refuse a setting.
     """
     from logmirror.api import explain_cost  # noqa: PLC0415  # only this option needs it
     from logmirror.cli.output import stdout  # noqa: PLC0415  # loads the tables
@@ -82,7 +90,7 @@ def _price(text: str) -> tuple[str, float]:
         found = float(number)
     except ValueError:
         found = -1
-    if kind not in KINDS or not 0 <= found < float("inf"):
+    if kind not in KINDS or not 0 <= found <= _MOST:
         raise UsageError(
             "--price must be KIND=PRICE, of 1,000 requests", found=text, kinds=", ".join(KINDS)
         )

@@ -11,6 +11,7 @@ from logmirror.config.addresses import (
     parse_address,
     parse_advertised,
     parse_listener,
+    parse_log_dir,
     parse_override,
     parse_topic,
 )
@@ -112,7 +113,7 @@ def _bucket(value: Callable[[str], Any]) -> str:
     Raises:
         UsageError: It is given beside others, or an option does not apply.
     """
-    names = [str(name) for name in value("log_dir")]
+    names = [_parsed("--log-dir", parse_log_dir, name) for name in value("log_dir")]
     found = [name for name in names if name.startswith("s3://")]
     if len(found) > 1:
         raise UsageError("only one log directory may be in a bucket", found=names)

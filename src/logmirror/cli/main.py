@@ -19,6 +19,9 @@ from logmirror.stopping import hold_signals
 _COMPLETION: Final = "_LOGMIRROR_COMPLETE"
 """Set by a shell that asks for completions."""
 
+_INTERRUPTED: Final = 130
+"""128 plus the number of SIGINT, as after a program without a handler."""
+
 
 def main() -> NoReturn:
     """Run the command line and exit."""
@@ -44,6 +47,8 @@ def _main() -> NoReturn:
 
         print_error(error)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)  # nothing that was acknowledged is in memory
     except BrokenPipeError:
         sys.exit(0)  # the reader of stdout has gone
     sys.exit(0)

@@ -130,7 +130,7 @@ def moves_cancel(
     Exit code 1 if a request was refused.
     """
     if names and every:
-        raise UsageError("--all is for all moves; name partitions, or add --all")
+        raise UsageError("give --all, or the names of partitions, not both", found=" ".join(names))
     with _open(bootstrap, client_config) as moves:
         found, still = moves.in_progress(_names(moves, names or []))
         if not names and not every and found:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -72,7 +72,10 @@ def error_lines(error: LogmirrorError) -> Iterator[str]:
         return
     yield f"error ({error.kind}): {error.message}"
     for name, value in error.facts.items():
-        if isinstance(value, Mapping) and value:
+        if name == "problems":  # properties of a client, each with its correction
+            for key, message, correction in cast("Iterable[tuple[str, str, str]]", value):
+                yield f"  {key}: {message}{f' ({correction})' if correction else ''}"
+        elif isinstance(value, Mapping) and value:
             yield f"  {name}:"
             yield from (f"    {key}: {each}" for key, each in value.items())
         else:

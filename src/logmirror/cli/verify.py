@@ -101,6 +101,9 @@ def print_reports(
     out: Console, reports: list[VerifyReport], *, deep: bool, against_source: bool
 ) -> None:
     """Print a table of all reports, then the notes and problems of each."""
+    if not reports:
+        out.print("nothing is verified: the destinations hold no partition; check their places")
+        return
     table = Table(box=None, pad_edge=False)
     for title in ("MIRROR", "DESTINATION", "PARTITION"):
         table.add_column(title, overflow="fold")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Kafka's security protocols."""
 
 _PORT_MAX: Final = 65_535
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|s3:", re.IGNORECASE)
+"""How an address of a store begins, also with one slash too few."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -21,6 +24,19 @@ def parse_address(text: str) -> tuple[str, int]:
         message = "must be HOST:PORT"
         raise ValueError(message)
     return host.strip("[]"), int(port)
+
+
+def parse_log_dir(text: str) -> str:
+    """Check a directory, or `s3://BUCKET/PREFIX`.
+
+    Raises:
+        ValueError: It is empty, or the address of another kind of store. That would be the name of
+            a directory: records that are meant for a bucket would stay on this machine.
+    """
+    if not text or (_SCHEME.match(text) and not text.startswith("s3://")):
+        message = "must be a directory, or s3://BUCKET/PREFIX"
+        raise ValueError(message)
+    return text
 
 
 def parse_topic(text: str, partitions: int) -> tuple[str, int]:

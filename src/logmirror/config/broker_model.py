@@ -21,6 +21,7 @@ from logmirror.config.addresses import (
     parse_address,
     parse_advertised,
     parse_listener,
+    parse_log_dir,
     parse_override,
     parse_topic,
 )
@@ -98,7 +99,7 @@ _Archives = Annotated[
 class BrokerModel(Model):
     """The embedded broker. Each key is an option of `logmirror broker`, which overrides it."""
 
-    log_dir: _Several
+    log_dir: Annotated[_Several, _each(parse_log_dir)]
     """Directory of the topics, or a list of them. A new partition goes to the directory with the
     fewest partitions. One of them may be `s3://BUCKET/PREFIX`, which gets none if others are on
     disks."""

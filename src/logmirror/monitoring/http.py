@@ -126,7 +126,9 @@ def _open(host: str, port: int, hint: str, *, is_required: bool) -> socket.socke
             (host, port), family=family, backlog=_QUEUE, dualstack_ipv6=is_dual
         )
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        # those of name resolution are negative, and no numbers of the system
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else str(error)
         facts: dict[str, object] = {"host": host, "port": port, "reason": reason}
         if is_required:
             is_taken = error.errno == errno.EADDRINUSE

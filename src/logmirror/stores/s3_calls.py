@@ -290,8 +290,13 @@ class Calls:
 
     def _client(self, identity: S3Identity) -> Any:  # noqa: ANN401  # boto3 makes its classes at run time
         if identity not in self._clients:
-            with self._translated("connect"):
-                self._clients[identity] = _new_client(self._location, identity, self._clock)
+            try:
+                with self._translated("connect"):
+                    self._clients[identity] = _new_client(self._location, identity, self._clock)
+            except ValueError as error:  # botocore's, for an endpoint that is no URL
+                raise UsageError(
+                    "the address of the store is not valid", hint=_URL, reason=str(error)
+                ) from error
         return self._clients[identity]
 
     def _run(
@@ -362,15 +367,11 @@ class Calls:
                 **facts,
             ) from error
         except SSLError as error:
-            raise UsageError(
-                "the store's certificate is not trusted",
-                hint="set ca-file to the certificate of the authority",
-                reason=str(error),
-                **facts,
-            ) from error
+            message, hint = _PLAIN if "WRONG_VERSION_NUMBER" in str(error) else _UNTRUSTED
+            raise UsageError(message, hint=hint, reason=str(error), **facts) from error
         except _NEVER_SENT as error:
             raise UnavailableError(
-                "could not reach the store", reason=str(error), **facts
+                "could not reach the store", hint=_ADDRESS, reason=str(error), **facts
             ) from error
         except _LOST as error:
             reason = limit.reason if limit and limit.reason else str(error)
@@ -392,6 +393,13 @@ def _limit(operation: str, bytes_max: int) -> Limit:
     )
 
 
+_URL: Final = "write the endpoint, or AWS_ENDPOINT_URL, as https://HOST:PORT; http:// without TLS"
+_PLAIN: Final = ("the store responds without TLS", _URL)
+_UNTRUSTED: Final = (
+    "the store's certificate is not trusted",
+    "set ca-file, or AWS_CA_BUNDLE, to the certificate of the authority",
+)
+_ADDRESS: Final = "check the endpoint, or AWS_ENDPOINT_URL, the region and the network"
 _ENCRYPTED: Final = frozenset({"put_object", "create_multipart_upload"})
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import CHECK_MS, HEARTBEAT_MS, MOST_BYTES
 from logmirror.broker.bucket.tiling import INDEXED_BYTES, MIN_OBJECTS, SPAN_MS
-from logmirror.broker.topic_configs import TopicConfigs
+from logmirror.broker.topic_configs import TopicConfigs, check_overrides
 from logmirror.reports import CostCause, CostReport
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
         partitions: Partitions that are written to.
         seconds: The time.
         prices: Price of 1,000 requests, by kind.
+
+    Raises:
+        UsageError: The broker would refuse a setting.
     """
+    check_overrides(options.overrides)
     configs = TopicConfigs({}, options)
     interval_s = options.commit_interval_ms / 1000
     causes = []
