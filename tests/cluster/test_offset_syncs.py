@@ -171,7 +171,7 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
     assert [row.headers for row in found] == [(), (), ((b"logmirror.topic-id", bytes(range(16))),)]
 
 
-@pytest.mark.parametrize("creates", ["the writer", "somebody else"])
+@pytest.mark.parametrize("creates", ["the writer", "another client"])
 def test_syncs_resume_after_the_topic_was_missing(apache_kafka, topic_name, creates, caplog):
     caplog.set_level("INFO", logger="logmirror.mirror")
     clock, orders = SteppingClock(), TopicPartition("orders", 0)
@@ -191,7 +191,7 @@ def test_syncs_resume_after_the_topic_was_missing(apache_kafka, topic_name, crea
             sync_writer.finish()
 
         write(0)
-        if creates == "somebody else":
+        if creates == "another client":
             clock.ms += RETRY_MS[0]
             write(1)  # refused again: the next pause is twice as long
             create()

@@ -333,7 +333,7 @@ def test_a_restart_keeps_what_a_regular_expression_matched(world):
     assert world.group().epoch == epoch
 
 
-def test_members_that_may_describe_different_topics_share_what_both_may_and_settle(world):
+def test_members_that_may_describe_different_topics_share_what_both_may_and_become_stable(world):
     world.topics["orders-eu"] = TopicInfo(OTHER_ID, 2)
     some, more = {"viewer": "User:a *"}, {"viewer": "User:b *"}
     _by_regex(world, "a", 0, "orders", **REGEX, **some)

@@ -217,7 +217,7 @@ def test_a_regular_expression_matches_topics_that_may_be_described(
 
 
 @pytest.mark.parametrize("host", ["*", "127.0.0.1"])
-def test_members_with_different_permissions_and_one_regular_expression_settle(  # noqa: PLR0913, PLR0917  # two clients and their ACLs
+def test_members_with_different_permissions_and_one_regular_expression_become_stable(  # noqa: PLR0913, PLR0917  # two clients and their ACLs
     anonymous, super_user, admin, topic, no_acls, host
 ):
     admin.create_topics([NewTopic(f"{topic}-2", 2)])[f"{topic}-2"].result(20)
@@ -264,12 +264,12 @@ def test_members_with_different_permissions_and_one_regular_expression_settle(  
     for _ in range(4):
         beat("a")
         beat("b")
-    settled = dict(epochs)
+    stable = dict(epochs)
     for _ in range(3):
         beat("a")
         beat("b")
 
-    assert epochs == settled
+    assert epochs == stable
     assert sorted(number for _, number in held["a"] | held["b"]) == [0, 0, 1]
     assert len({one for one, _ in held["a"]}) == 1
 
