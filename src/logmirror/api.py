@@ -231,6 +231,7 @@ def verify(
     deep: bool = False,
     against_source: bool = False,
     on_object: Callable[[], None] = lambda: None,
+    on_report: Callable[[VerifyReport], None] = lambda _: None,
 ) -> list[VerifyReport]:
     """Verify the replicas of every enabled mirror. Changes nothing.
 
@@ -241,16 +242,24 @@ def verify(
         deep: Also read every object or batch: checksums, order, counts, causes of offset gaps.
         against_source: Also compare with what the source serves now. Includes `deep`.
         on_object: Called after each object or partition, for a progress display.
+        on_report: Called with each report, in order. What was found before an error is not lost.
 
     Returns:
         One report per partition and destination, in the order of the configuration.
 
     Raises:
         UnavailableError: A cluster or a store did not respond within its deadline.
+        UsageError: A cluster or a store denied access.
     """
     from logmirror.app import verify as app  # noqa: PLC0415  # see the module
 
-    return app.verify(settings, deep=deep, against_source=against_source, on_object=on_object)
+    return app.verify(
+        settings,
+        deep=deep,
+        against_source=against_source,
+        on_object=on_object,
+        on_report=on_report,
+    )
 
 
 def compact(

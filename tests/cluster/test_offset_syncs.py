@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.fakes.scripted import SteppingClock
 from kit.judges.clients import rows_by_librdkafka
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
 from logmirror.cluster.offset_syncs import (
+    RETRY_MS,
     OffsetSyncWriter,
     Run,
     SyncRule,
@@ -169,7 +171,42 @@ def test_syncs_stand_in_a_compacted_topic_with_one_partition(apache_kafka, topic
     assert [row.headers for row in found] == [(), (), ((b"logmirror.topic-id", bytes(range(16))),)]
 
 
-def test_a_missing_topic_disables_syncs_and_nothing_else(apache_kafka, topic_name):
+@pytest.mark.parametrize("creates", ["the writer", "another client"])
+def test_syncs_resume_after_the_topic_was_missing(apache_kafka, topic_name, creates, caplog):
+    caplog.set_level("INFO", logger="logmirror.mirror")
+    clock, orders = SteppingClock(), TopicPartition("orders", 0)
+    with (
+        ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client,
+        client.pipeline() as pipeline,
+    ):
+
+        def create():
+            create_sync_topic(client, topic_name, SYSTEM_CLOCK, mirror="m")
+
+        own = {"create": create} if creates == "the writer" else {}
+        sync_writer = OffsetSyncWriter(pipeline, topic_name, clock, mirror="m", **own)
+
+        def write(offset):
+            sync_writer.write(orders, [(offset, offset)])
+            sync_writer.finish()
+
+        write(0)
+        if creates == "another client":
+            clock.ms += RETRY_MS[0]
+            write(1)  # refused again: the next pause is twice as long
+            create()
+            clock.ms += RETRY_MS[0]
+        write(2)
+        clock.ms += RETRY_MS[0]
+        write(3)
+        write(4)
+        found = list(rows_by_librdkafka(apache_kafka.bootstrap, syncs_topic(topic_name)))
+    assert [decode_sync(row.key, row.value).upstream for row in found] == [3, 4]
+    events = [one.message.partition(":")[0] for one in caplog.records]
+    assert events == ["offset syncs paused", "offset syncs resumed"]
+
+
+def test_a_missing_topic_pauses_syncs_and_nothing_else(apache_kafka, topic_name):
     with (
         ClusterClient(connection_settings(apache_kafka.bootstrap, {})) as client,
         client.pipeline() as pipeline,

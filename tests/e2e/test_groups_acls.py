@@ -66,7 +66,7 @@ class Groups(acls.World):
         """Translate the groups without a permission for syncs; return those there are."""
         done = self.once(mirror, folder)
         assert done.returncode == 0, done.stderr
-        assert done.stderr.count("offset syncs disabled") == 1, done.stderr
+        assert done.stderr.count("offset syncs paused") == 1, done.stderr
         assert set(self.checkpoints()) == {7}
         topics = self.admin.list_topics(timeout=30).topics
         return self.syncs() if SYNCS in topics else []
@@ -192,7 +192,7 @@ def test_syncs_of_a_replica_that_keeps_offsets_are_optional(world, tmp_path):
     done = world.once(mirror, tmp_path)
 
     assert done.returncode == 0, done.stderr
-    assert "offset syncs disabled" not in done.stderr
+    assert "offset syncs paused" not in done.stderr
     found = world.syncs()
     assert (found[0], found[-1]) == log_range(world)
     world.grant([*needed, syncs[0], syncs[2]])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from kit.judges.clients import (
     Message,
@@ -23,6 +24,12 @@ from kit.runs.inline_run import InlineRun, mirror_to_cluster, run_now
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
 from kit.servers.mounted import MountingBroker
+from logmirror.clock import SYSTEM_CLOCK
+from logmirror.cluster.client import ClusterClient
+from logmirror.cluster.properties import connection_settings
+from logmirror.mirror.ports import FlowId, KafkaSpec, SourceView, Start
+from logmirror.to_kafka.idempotence import quiesce_ms
+from logmirror.to_kafka.preserve_destination import LaneClusters, PreserveDestination
 
 FORMATS = ("native", "parquet", "ndjson")
 SOON = {"fetch.wait.max.ms": 20}
@@ -138,6 +145,54 @@ def test_a_restore_waits_at_a_damaged_object_until_that_is_repaired(source, kafk
     assert 0 < len(kept) < len(wanted)
 
 
+def wait_of_a_restart(source, destination, topic):
+    """How long a mirror that continues into a replica waits first, in milliseconds."""
+    with (
+        ClusterClient(connection_settings(source, {})) as reader,
+        ClusterClient(connection_settings(destination, {})) as client,
+    ):
+        spec = KafkaSpec(cluster=client, topic=topic)
+        replica = PreserveDestination(spec, LaneClusters(lambda _: client, SYSTEM_CLOCK))
+        found = reader.topic(topic)
+        replica.prepare(reader, found, None)
+        flow = FlowId(mirror=topic, destination="copy", topic=topic, partition=0)
+        position = replica.positions([flow], None)[flow]
+        assert position
+        view = SourceView(topic_id=found.topic_id, log_start=0, last_stable_offset=position)
+        start = Start(position=position, leader_epoch=-1, tail_checked=False, view=view)
+        return replica.begin(flow, start).wait_ms
+
+
+def test_empty_partitions_at_the_end_are_not_created_and_can_be_added(source, kafka_431, tmp_path):
+    """Also: a restore of new records continues without a wait."""
+    topic = "restored-part"
+    create_topic(source, topic, 12, {})
+    for number in (0, 2):
+        messages = odd_messages(10, seed=number, start_ms=SYSTEM_CLOCK.now_ms())
+        produce(source, topic, messages, partition=number)
+    archived = mirror(topic, source, tmp_path / "kept") | {"name": topic, "partitions": "all"}
+    archived.pop("partition", None)
+    copied = run_now(write_config(tmp_path / "archive.json", archived))
+    assert copied.returncode == 0, copied.stderr
+    assert {path.name for path in (tmp_path / "kept" / topic).iterdir()} >= {"0", "2"}
+
+    with MountingBroker(tmp_path / "log", tmp_path / "kept") as mounted:
+        restore = mirror_to_cluster(topic, mounted, kafka_431.bootstrap)
+        config = write_config(tmp_path / "restore.json", restore)
+        result = run_now(config)
+        assert result.returncode == 0, result.stderr
+        admin = AdminClient({"bootstrap.servers": kafka_431.bootstrap})
+        assert sorted(admin.list_topics(topic).topics[topic].partitions) == [0, 1, 2]
+        at = ("--bootstrap-server", kafka_431.bootstrap, "--topic", topic)
+        kafka_431.tools.run("kafka-topics", *at, "--alter", "--partitions", "12")
+        result = run_now(config)
+        assert result.returncode == 0, result.stderr
+        assert len(admin.list_topics(topic).topics[topic].partitions) == 12
+        assert wait_of_a_restart(mounted, kafka_431.bootstrap, topic) == 0
+    for number in range(3):
+        assert rows(kafka_431.bootstrap, topic, number) == rows(source, topic, number)
+
+
 @pytest.mark.parametrize(("more", "code"), [((), 2), (("message.max.bytes=20000000",), 0)])
 def test_a_record_that_was_small_compressed_is_restored_with_a_larger_limit(
     source, tmp_path, more, code
@@ -161,3 +216,7 @@ def test_a_record_that_was_small_compressed_is_restored_with_a_larger_limit(
         assert ("MESSAGE_TOO_LARGE" in result.stderr) == bool(code)
         found = rows(destination.bootstrap, topic)
         assert found == rows(source, topic)[: 3 if code else 4]
+        # The records are old: a restart waits, one second more for each megabyte of the limit.
+        limit = 1_048_588 if code else 20_000_000
+        assert wait_of_a_restart(mounted, destination.bootstrap, topic) == quiesce_ms(limit)
+        assert quiesce_ms(limit) // 1000 - quiesce_ms(0) // 1000 == limit // 1_000_000

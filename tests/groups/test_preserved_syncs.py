@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import TopicPartition as Committed
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from kit.fakes.late_topics import LateTopics
+from kit.fakes.scripted import SteppingClock
 from kit.judges.clients import Message, produce, rows_by_librdkafka
 from kit.judges.gaps import trim
 from kit.runs.inline_run import config_text, mirror_to_cluster
@@ -232,6 +234,37 @@ def test_a_name_that_no_topic_can_have_disables_syncs_once(world, caplog):
         process.write({world.orders: world.orders}, world.logs())
     (event,) = [one for one in caplog.records if "offset syncs disabled" in one.message]
     assert "not valid in a topic name" in event.message
+
+
+def test_syncs_that_were_refused_for_a_time_are_written_then(world, caplog):
+    create_sync_topic(world.client, world.alias, SYSTEM_CLOCK, mirror="m")
+    admin = AdminClient({"bootstrap.servers": world.server})
+    clock = SteppingClock()
+    process = world.process(clock=clock)
+    world.grow(250)
+
+    def limit(max_bytes: int) -> None:
+        resource = ConfigResource(ConfigResource.Type.TOPIC, syncs_topic(world.alias))
+        resource.add_incremental_config(
+            ConfigEntry(
+                "max.message.bytes",
+                str(max_bytes),
+                incremental_operation=AlterConfigOpType.SET,
+            )
+        )
+        admin.incremental_alter_configs([resource])[resource].result(20)
+
+    limit(1)
+    assert world.write(process) == []
+    clock.ms += offset_syncs.RETRY_MS[0]
+    assert world.write(process) == []
+    limit(1_000_000)
+    clock.ms += offset_syncs.RETRY_MS[0]
+    assert world.write(process) == []  # the second pause is longer
+    clock.ms += offset_syncs.RETRY_MS[0]
+
+    assert world.write(process) == [0, 101, 202, 249]
+    assert caplog.text.count("offset syncs paused") == 1
 
 
 def test_syncs_that_were_not_acknowledged_are_written_after_a_look_at_the_topic(

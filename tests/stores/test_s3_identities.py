@@ -5,6 +5,7 @@ encryption with a fake, which supports them, behind a proxy that records the hea
 """
 
 import hashlib
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,10 +13,21 @@ import botocore.credentials
 import pytest
 
 from kit.fakes.s3_proxy import Fault, S3Proxy
-from kit.fakes.scripted import SteppingClock
+from kit.fakes.scripted import (
+    TOPIC_ID,
+    Log,
+    ScriptedClient,
+    SteppingClock,
+    archive_spec,
+    batches,
+    run_slice,
+)
+from kit.runs.commands import logmirror, mirror, write_config
 from kit.servers.s3 import S3Server
-from logmirror.errors import UnavailableError, UsageError
+from logmirror.errors import CorruptionError, UnavailableError, UsageError
 from logmirror.locations import S3Identity, S3Location
+from logmirror.mirror.ports import FlowId, Slice
+from logmirror.model import Trigger
 from logmirror.stores import s3_calls, s3_leftovers
 from logmirror.stores.s3 import S3Store
 from logmirror.stores.s3_policy import policies
@@ -115,6 +127,69 @@ def test_a_permission_that_is_taken_away_in_mid_run_is_named(
 
     assert caught.value.facts["permission"] == permission
     assert "policy print" in caught.value.hint
+
+
+@pytest.fixture
+def filled(s3_server, archive, tmp_path):
+    """An archive of three objects, its configuration for a reader, and a denial of one object."""
+    location, allowed = archive
+    spec = archive_spec(format="native", max_offsets=10)
+    flow = FlowId(mirror="m", destination="f", topic="t", partition=0)
+    slice_ = Slice(
+        flow=flow, topic_id=TOPIC_ID, compacted=False, first=0, end=30, tail=Trigger.EXPLICIT
+    )
+    store = S3Store(location)
+    run_slice(ScriptedClient([Log(batches(0, 30))]), store, slice_, spec)
+    names = list(store.names(flow.folder))
+    keys = {
+        "access-key-id": location.read.access_key_id,
+        "secret-access-key": location.read.secret_access_key,
+    }
+    bucket = s3_server.destination(location.bucket, name="f", prefix="p", credentials=keys)
+    one = mirror("t", "127.0.0.1:1", "", name="m", form="native", destinations=[bucket])
+    config = write_config(tmp_path / "config.json", one)
+
+    def deny(name):
+        where = f"arn:aws:s3:::{location.bucket}/p/{name}"
+        denial = {"Effect": "Deny", "Action": ["s3:GetObject"], "Resource": [where]}
+        s3_server.allow(location.bucket, *allowed, (location.read, [denial]))
+
+    return config, [f"{flow.folder}/{name}" for name in names], deny
+
+
+def test_what_may_not_be_read_is_not_reported_as_damaged(filled):
+    config, names, deny = filled
+    assert len(names) == 3
+    deny(names[1])
+
+    result = logmirror("verify", "--deep", "-c", config)
+
+    assert result.returncode == UsageError.exit_code, result.stdout + result.stderr
+    assert "usage: the store denied access: missing permission s3:GetObject" in result.stdout
+    assert names[1].rpartition("/")[2] in result.stdout
+    assert "hint: check the credentials and their permissions" in result.stdout
+
+
+@pytest.mark.parametrize("denied", ["an object", "another bucket"])
+def test_a_denial_does_not_hide_what_is_damaged(s3_server, archive, filled, denied):
+    config, names, deny = filled
+    client, damaged = s3_server.client(), {"Bucket": archive[0].bucket, "Key": f"p/{names[0]}"}
+    sound = client.get_object(**damaged)["Body"].read()
+    client.put_object(**damaged, Body=sound[:-1] + bytes([sound[-1] ^ 1]))
+    if denied == "an object":
+        deny(names[2])
+    else:
+        written = json.loads(config.read_text())
+        [destinations] = [one["destinations"] for one in written["mirrors"]]
+        destinations.append({**destinations[0], "name": "g", "bucket": s3_server.new_bucket()})
+        config.write_text(json.dumps(written))
+
+    result = logmirror("verify", "--deep", "-c", config)
+
+    assert result.returncode == CorruptionError.exit_code, result.stdout + result.stderr
+    assert "corruption: " in result.stdout
+    assert names[0].rpartition("/")[2] in result.stdout
+    assert "the store denied access" in result.stdout + result.stderr
 
 
 # Roles and tokens

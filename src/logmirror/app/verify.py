@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
@@ -28,6 +29,7 @@ from logmirror.wire.decode import RecordDecoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from logmirror.archive.chain import ArchiveObject
     from logmirror.cluster.client import ClusterClient
     from logmirror.config.settings import Settings
     from logmirror.mirror.ports import SourceView
@@ -44,6 +46,7 @@ def verify(
     deep: bool = False,
     against_source: bool = False,
     on_object: Callable[[], None] = lambda: None,
+    on_report: Callable[[VerifyReport], None] = lambda _: None,
 ) -> list[VerifyReport]:
     """Verify the replicas of every enabled mirror; see `logmirror.verify`.
 
@@ -57,7 +60,9 @@ def verify(
             found = _verify_mirror(
                 spec, clients, deep=deep, against_source=against_source, on_object=on_object
             )
-            reports += map(_report, found)
+            for each in found:
+                reports.append(_report(each))
+                on_report(reports[-1])
     finally:
         clients.close()
     return reports
@@ -156,32 +161,49 @@ def _verify_archive(
         found_in, alone = FlowReport(flow=flow), True
     else:
         found_in, alone = named[0][0], False
-    archives.verify_group_offsets(found_in, Snapshots(store, name, spec.name), deep=proof.deep)
-    if alone and found_in.group_snapshots is not None:
-        yield found_in
-    views = proof.views({flow.source for flow in flows})
-    for report, objects in named:
-        if proof.deep:
-            found = archives.verify_content(
-                report,
-                objects,
-                store,
-                archive,
-                proof.on_object,
-                ask_source=proof.against_source,
-                compacted=proof.compacted,
-            )
-            side = proof.side(archive, store, report.flow, views)
-            for checked in found:
-                if side is None:
-                    continue
-                if not is_log:
-                    compare_with_source(report, checked, side)
-                elif checked.obj == objects[-1]:
-                    compare_snapshot(report, checked, side)
-                else:  # what they lack has been superseded, and the source need not show it
-                    report.gone += 1
-        yield report
+    waiting = deque(named)
+    try:
+        archives.verify_group_offsets(found_in, Snapshots(store, name, spec.name), deep=proof.deep)
+        if alone and found_in.group_snapshots is not None:
+            yield found_in
+        views = proof.views({flow.source for flow in flows})
+        while waiting:
+            if proof.deep:
+                report, objects = waiting[0]
+                side = proof.side(archive, store, report.flow, views)
+                _read_objects(proof, archive, store, report, objects, side)
+            yield waiting.popleft()[0]
+    except LogmirrorError:  # what was found before it is not lost
+        yield from (report for report, _ in waiting if report.problems)
+        raise
+
+
+def _read_objects(  # noqa: PLR0913, PLR0917  # an archive, one flow of it, and the other side
+    proof: _Proof,
+    archive: ArchiveSpec,
+    store: BlobStore,
+    report: FlowReport,
+    objects: tuple[ArchiveObject, ...],
+    side: SourceSide | None,
+) -> None:
+    found = archives.verify_content(
+        report,
+        objects,
+        store,
+        archive,
+        proof.on_object,
+        ask_source=proof.against_source,
+        compacted=proof.compacted,
+    )
+    for checked in found:
+        if side is None:
+            continue
+        if archive.compaction is None:
+            compare_with_source(report, checked, side)
+        elif checked.obj == objects[-1]:
+            compare_snapshot(report, checked, side)
+        else:  # what they lack has been superseded, and the source need not show it
+            report.gone += 1
 
 
 def _verify_cluster(proof: _Proof, written: KafkaSpec, flows: list[FlowId]) -> Iterator[FlowReport]:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 import logmirror
 from logmirror.cli.options import ConfigOption, FormatOption, MirrorOption
-from logmirror.cli.output import print_lines, stdout, utc_time
+from logmirror.cli.output import print_error, print_lines, stdout, utc_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +24,17 @@ _RUNS_SHOWN: Final = 8
 """Offset gaps of one partition that the table lists."""
 
 EXIT_PROBLEMS: Final = 65
+
+_NOT_READ: Final = {
+    error.kind: error.exit_code
+    for error in (
+        logmirror.UsageError,
+        logmirror.InternalError,
+        logmirror.UnavailableError,
+        logmirror.OutcomeUnknownError,
+    )
+}
+"""Exit codes of problems that say nothing about the replica: a part of it could not be read."""
 
 
 def verify(
@@ -38,7 +49,10 @@ def verify(
     mirror: MirrorOption = None,
     output: FormatOption = "table",
 ) -> None:
-    """Verify the replicas. Exit code 65 if a problem is found."""
+    """Verify the replicas.
+
+    Exit code 65 if one is damaged; 2 or 75 if none is, but a part could not be read.
+    """
     settings = logmirror.load(config, mirrors=mirror or ())
     progress = Progress(
         TextColumn("reading objects"),
@@ -49,20 +63,33 @@ def verify(
         transient=True,
         disable=not sys.stderr.isatty(),
     )
+    reports: list[VerifyReport] = []
+    failed: logmirror.LogmirrorError | None = None
     with progress:
         task = progress.add_task("objects", total=None)
-        reports = logmirror.verify(
-            settings,
-            deep=deep,
-            against_source=against_source,
-            on_object=lambda: progress.advance(task),
-        )
+        try:
+            logmirror.verify(
+                settings,
+                deep=deep,
+                against_source=against_source,
+                on_object=lambda: progress.advance(task),
+                on_report=reports.append,
+            )
+        except logmirror.LogmirrorError as error:
+            failed = error
+    if failed is not None and all(report.ok for report in reports):
+        raise failed
     if output == "json":
         typer.echo(json.dumps([report_json(report) for report in reports], indent=2))
     else:
         print_reports(stdout(), reports, deep=deep or against_source, against_source=against_source)
-    if not all(report.ok for report in reports):
+    if failed is not None:
+        print_error(failed)
+    kinds = {problem.kind for report in reports for problem in report.problems}
+    if kinds - _NOT_READ.keys():
         raise typer.Exit(EXIT_PROBLEMS)
+    if kinds:
+        raise typer.Exit(min(_NOT_READ[kind] for kind in kinds))
 
 
 def report_json(report: VerifyReport) -> dict[str, object]:

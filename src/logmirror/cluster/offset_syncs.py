@@ -13,6 +13,7 @@ Invariants:
    syncs of a topic that was deleted are not taken for those of the one created since.
 4. A failed write does no harm. Replication does not depend on syncs, and a reader without a pair
    translates to an earlier offset, never to a later one.
+5. A topic that has refused a write is left alone for a minute, then longer, up to ten minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from logmirror.wire.mirrormaker import encode_sync, encode_sync_key, syncs_topic
 from logmirror.wire.records import Record, encode_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from logmirror.clock import Clock
     from logmirror.cluster.client import ClusterClient
@@ -51,6 +52,9 @@ _BATCH_RECORDS: Final = 1_000
 
 _READY_MS: Final = 10_000
 """How long to wait for the leader of the topic."""
+
+RETRY_MS: Final = (60_000, 600_000)
+"""How long no sync is written after a first refusal, and the longest such time."""
 
 _T = TypeVar("_T")
 
@@ -120,8 +124,44 @@ def thinned(pairs: Sequence[_T], most: int = SYNCS_MAX) -> list[_T]:
     return [pairs[at * (len(pairs) - 1) // (most - 1)] for at in range(most)]
 
 
-def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror: str) -> bool:
-    """Create the topic for syncs; log a warning if it cannot be created.
+class Pause:
+    """The time in which nothing is written to a topic that has refused a write."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._duration_ms, self._until_ms = 0, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether syncs may be written, for the first time or again."""
+        return self._clock.monotonic_ms() >= self._until_ms
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the topic has refused the last write."""
+        return self._duration_ms > 0
+
+    def begin(self) -> None:
+        """Begin the next pause, which is longer, unless one has begun."""
+        if self.is_over:
+            first_ms, longest_ms = RETRY_MS
+            self._duration_ms = min(2 * self._duration_ms or first_ms, longest_ms)
+            self._until_ms = self._clock.monotonic_ms() + self._duration_ms
+
+    def end(self) -> None:
+        """The topic has accepted a write."""
+        self._duration_ms, self._until_ms = 0, 0
+
+
+def create_sync_topic(
+    source: ClusterClient,
+    alias: str,
+    clock: Clock,
+    *,
+    mirror: str,
+    level: int = logging.WARNING,
+) -> bool:
+    """Create the topic for syncs; log an event if it cannot be created.
 
     Returns whether there is such a topic. This waits for its leader, as long as `_READY_MS` and a
     request. If the leader does not respond by then, the next write fails, and does no harm.
@@ -131,6 +171,7 @@ def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror
         alias: The name of the destination.
         clock: For the wait.
         mirror: The name of the mirror, for the log event.
+        level: The level of that event.
 
     Raises:
         UnavailableError: The source did not respond.
@@ -138,7 +179,8 @@ def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror
     """
     topic = syncs_topic(alias)
     if topic is None:
-        _LOG.warning(
+        _LOG.log(
+            level,
             "offset syncs disabled: the destination's name is not valid in a topic name",
             extra={"facts": {"mirror": mirror, "destination": alias}},
         )
@@ -147,8 +189,9 @@ def create_sync_topic(source: ClusterClient, alias: str, clock: Clock, *, mirror
         source.admin.create_topic(topic, partition_count=1, configs={"cleanup.policy": "compact"})
     except UsageError as error:
         if error.facts.get("error") != "TOPIC_ALREADY_EXISTS" and not _is_visible(source, topic):
-            _LOG.warning(
-                "offset syncs disabled: the source refused to create their topic",
+            _LOG.log(
+                level,
+                "offset syncs paused: the source refused to create their topic",
                 extra={
                     "facts": {
                         **error.facts,
@@ -181,10 +224,20 @@ class OffsetSyncWriter:
         alias: The name of the destination.
         clock: For the records' timestamps.
         mirror: The name of the mirror, for log events.
+        create: Creates the topic if it is missing; called before a retry.
     """
 
-    def __init__(self, pipeline: ProducePipeline, alias: str, clock: Clock, *, mirror: str) -> None:
-        self._pipeline, self._clock = pipeline, clock
+    def __init__(
+        self,
+        pipeline: ProducePipeline,
+        alias: str,
+        clock: Clock,
+        *,
+        mirror: str,
+        create: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._pipeline, self._clock, self._create = pipeline, clock, create
+        self._pause = Pause(clock)
         self._about = {"mirror": mirror, "destination": alias}
         topic = syncs_topic(alias)
         self._where = None if topic is None else TopicPartition(topic, 0)
@@ -197,7 +250,8 @@ class OffsetSyncWriter:
     ) -> None:
         """Send syncs of a source partition without waiting for the response.
 
-        They are skipped if too many are in flight, or after the topic has refused a write.
+        They are skipped if too many are in flight, or for a time after the topic has refused a
+        write.
 
         Args:
             partition: The source's partition.
@@ -205,8 +259,14 @@ class OffsetSyncWriter:
             topic_id: The ID of the replica's topic, as far as known.
         """
         self._collect(block=False)
-        if self._where is None or not pairs or self._pipeline.in_flight() >= _IN_FLIGHT_MAX:
+        most = 1 if self._pause.is_retry else _IN_FLIGHT_MAX
+        if self._where is None or not pairs or self._pipeline.in_flight() >= most:
             return
+        if not self._pause.is_over:
+            return
+        if self._pause.is_retry:
+            with contextlib.suppress(LogmirrorError):
+                self._create()
         key = encode_sync_key(partition)
         self._pipeline.send([(self._where, self._batch([(key, pair) for pair in pairs], topic_id))])
 
@@ -243,13 +303,17 @@ class OffsetSyncWriter:
 
     def _collect(self, *, block: bool) -> None:
         for response in self._pipeline.collect(block=block):
-            if response.error is not None and self._where is not None:
+            if response.error is not None:
                 self._log_failure(response.error)
+            elif self._pause.is_retry:
+                self._pause.end()
+                _LOG.info("offset syncs resumed", extra={"facts": self._about})
 
     def _log_failure(self, error: LogmirrorError) -> None:
         facts = {"facts": {**error.facts, **self._about, "error": error.message}}
         if isinstance(error, UsageError):
-            self._where = None
-            _LOG.warning("offset syncs disabled: the source refused a write", extra=facts)
+            if not self._pause.is_retry:
+                _LOG.warning("offset syncs paused: the source refused a write", extra=facts)
+            self._pause.begin()
         else:
             _LOG.info("offset sync not written", extra=facts)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import logging
 import os
 import resource
 import select
@@ -27,7 +28,7 @@ from pyspark.daemon import manager
 from logmirror.archive.snapshots import RUN_BYTES
 from logmirror.clock import SYSTEM_CLOCK
 from logmirror.cluster.client import ClusterClient
-from logmirror.cluster.offset_syncs import OffsetSyncWriter
+from logmirror.cluster.offset_syncs import OffsetSyncWriter, create_sync_topic
 from logmirror.errors import UsageError
 from logmirror.mirror.follow import SlotLink
 from logmirror.mirror.ports import ArchiveSpec, KafkaSpec, SliceResult
@@ -132,7 +133,15 @@ def _sync_writer(
     source: ConnectionSettings, slot: Slot, name: str, mirror: str
 ) -> OffsetSyncWriter:
     pipeline = _pipeline(source, slot, f"syncs of {mirror} to {name}")
-    return OffsetSyncWriter(pipeline, name, SYSTEM_CLOCK, mirror=mirror)
+    create = functools.partial(
+        create_sync_topic,
+        _client(source, slot),
+        name,
+        SYSTEM_CLOCK,
+        mirror=mirror,
+        level=logging.DEBUG,
+    )
+    return OffsetSyncWriter(pipeline, name, SYSTEM_CLOCK, mirror=mirror, create=create)
 
 
 def execute(works: Sequence[Work], job: JobAddress | None = None) -> Iterator[SliceResult]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from logmirror.cluster.client import LATEST
 from logmirror.cluster.offset_syncs import (
     OffsetSyncWriter,
+    Pause,
     Run,
     SyncRule,
     create_sync_topic,
@@ -84,8 +85,7 @@ class PreservedSyncs:
         """The last round of each partition."""
 
         self._round = 0
-        self._is_refused = False
-        """Whether the source refuses syncs of this user."""
+        self._pause = Pause(clock)
 
     def close(self) -> None:
         """Close what this opened. The next `write` reads first what the topic has."""
@@ -109,7 +109,7 @@ class PreservedSyncs:
             replicas: The partition of the destination for each partition of the source.
             logs: The bounds of the partitions of the destination that exist.
         """
-        if self._is_refused:
+        if not self._pause.is_over:
             return
         self._round += 1
         try:
@@ -119,8 +119,9 @@ class PreservedSyncs:
             facts = {"mirror": self._mirror, "destination": self._alias, "error": error.message}
             extra = {"facts": {**error.facts, **facts}}
             if isinstance(error, UsageError) and not isinstance(error, NotFoundError):
-                self._is_refused = True
-                _LOG.warning("offset syncs disabled: the source refused them", extra=extra)
+                if not self._pause.is_retry:
+                    _LOG.warning("offset syncs paused: the source refused them", extra=extra)
+                self._pause.begin()
             else:
                 _LOG.info("offset syncs not written; retried", extra=extra)
 
@@ -148,6 +149,7 @@ class PreservedSyncs:
         due = {one: self._due(one, logs[replicas[one]], ends[replicas[one]]) for one in moved}
         writer = OffsetSyncWriter(self._pipeline, self._alias, self._clock, mirror=self._mirror)
         writer.write_and_wait(due)
+        self._pause.end()
 
     def _has_moved(self, partition: TopicPartition, log: Log | None) -> bool:
         if log is None or log.start == log.end:
@@ -156,8 +158,11 @@ class PreservedSyncs:
         return written is None or written.next != log.end
 
     def _begin(self) -> None:
-        if not create_sync_topic(self._source, self._alias, self._clock, mirror=self._mirror):
-            self._is_refused = True
+        level = logging.DEBUG if self._pause.is_retry else logging.WARNING
+        if not create_sync_topic(
+            self._source, self._alias, self._clock, mirror=self._mirror, level=level
+        ):
+            self._pause.begin()
             return
         reader = SyncReader(self._source, syncs_topic(self._alias), self._decoder)
         reader.refresh()

@@ -333,6 +333,35 @@ def test_a_restart_keeps_what_a_regular_expression_matched(world):
     assert world.group().epoch == epoch
 
 
+def test_members_that_may_describe_different_topics_share_what_both_may_and_become_stable(world):
+    world.topics["orders-eu"] = TopicInfo(OTHER_ID, 2)
+    some, more = {"viewer": "User:a *"}, {"viewer": "User:b *"}
+    _by_regex(world, "a", 0, "orders", **REGEX, **some)
+    _by_regex(world, "b", 0, "orders", "orders-eu", **REGEX, **more)
+    _by_regex(world, "a", 1, "orders", owned=parts(0, 1, 2), **some)
+    before = world.group().epoch
+
+    for _ in range(3):
+        world.advance(5_000)
+        _by_regex(world, "a", 2, "orders", **some)
+        _by_regex(world, "b", 2, "orders", "orders-eu", **more)
+
+    def topics(member_id: str) -> set[bytes]:
+        return {topic for topic, _ in world.group().members[member_id].assigned}
+
+    assert world.group().epoch == before
+    assert world.group().state is State.STABLE
+    assert (topics("a"), topics("b")) == ({TOPIC_ID}, {TOPIC_ID, OTHER_ID})
+    world.restart()
+    _by_regex(world, "a", 2, "orders", **some)
+    _by_regex(world, "b", 2, "orders", "orders-eu", **more)
+    assert world.group().epoch == before
+    world.beat("c")  # a new target, before the others are heard again
+    for _ in range(3):
+        _by_regex(world, "a", world.group().members["a"].epoch, "orders", **some)
+        assert topics("a") <= {TOPIC_ID}
+
+
 def test_a_member_that_has_left_leaves_no_regular_expression_behind(world):
     world.topics["orders-eu"] = TopicInfo(OTHER_ID, 1)
     _by_regex(world, "a", 0, "orders-eu", **REGEX)

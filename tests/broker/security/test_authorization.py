@@ -104,14 +104,16 @@ def test_a_client_without_acls_is_refused_and_learns_nothing(  # noqa: PLR0913, 
     assert not _codes(allowed) & REFUSALS
 
 
-def _allow(admin: AdminClient, *bindings: tuple[ResourceType, str, AclOperation]) -> None:
+def _allow(
+    admin: AdminClient, *bindings: tuple[ResourceType, str, AclOperation], host: str = "*"
+) -> None:
     acls = [
         AclBinding(
             kind,
             name,
             ResourcePatternType.LITERAL,
             "User:ANONYMOUS",
-            "*",
+            host,
             operation,
             AclPermissionType.ALLOW,
         )
@@ -212,6 +214,64 @@ def test_a_regular_expression_matches_topics_that_may_be_described(
     assert topics_of_a_new_member("a") == 1
     _allow(admin, (ResourceType.TOPIC, topic, AclOperation.READ))
     assert topics_of_a_new_member("a") == 2
+
+
+@pytest.mark.parametrize("host", ["*", "127.0.0.1"])
+def test_members_with_different_permissions_and_one_regular_expression_become_stable(  # noqa: PLR0913, PLR0917  # two clients and their ACLs
+    anonymous, super_user, admin, topic, no_acls, host
+):
+    admin.create_topics([NewTopic(f"{topic}-2", 2)])[f"{topic}-2"].result(20)
+    _allow(
+        admin,
+        (ResourceType.GROUP, topic, AclOperation.READ),
+        (ResourceType.TOPIC, f"{topic}-2", AclOperation.DESCRIBE),
+        host=host,
+    )
+    clients, epochs = {"a": anonymous, "b": super_user}, {"a": 0, "b": 0}
+    held: dict[str, set[tuple[bytes, int]]] = {"a": set(), "b": set()}
+
+    def beat(name: str) -> None:
+        joins = not epochs[name]
+        mine = [
+            requests.part(
+                Api.CONSUMER_GROUP_HEARTBEAT, 1, "TopicPartitions", topic_id=one, partitions=(n,)
+            )
+            for one, n in held[name]
+        ]
+        found = clients[name].ask(
+            Api.CONSUMER_GROUP_HEARTBEAT,
+            1,
+            group_id=topic,
+            member_id=name,
+            member_epoch=epochs[name],
+            instance_id=None,
+            rack_id=None,
+            rebalance_timeout=timedelta(seconds=10 if joins else 0, milliseconds=-(not joins)),
+            subscribed_topic_names=None,
+            subscribed_topic_regex=f"{topic}.*" if joins else None,
+            server_assignor=None,
+            topic_partitions=tuple(mine),
+        )
+        assert found.error_code == ErrorCode.none
+        epochs[name] = found.member_epoch
+        if found.assignment is not None:
+            held[name] = {
+                (one.topic_id, number)
+                for one in found.assignment.topic_partitions
+                for number in one.partitions
+            }
+
+    for _ in range(4):
+        beat("a")
+        beat("b")
+    stable = dict(epochs)
+    for _ in range(3):
+        beat("a")
+        beat("b")
+
+    assert epochs == stable
+    assert sorted(number for _, number in held["a"] | held["b"]) == [0, 0, 1]
+    assert len({one for one, _ in held["a"]}) == 1
 
 
 def test_each_topic_of_a_request_is_judged_by_itself(anonymous, admin, topic, no_acls):

@@ -164,6 +164,7 @@ class World:
                 "topics": ("orders",) if joins else None,
                 "regex": None,
                 "matched": frozenset(),
+                "viewer": "",
                 "assignor": None,
                 "owned": frozenset() if joins else None,
                 "client_id": "client",

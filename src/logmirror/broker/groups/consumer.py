@@ -23,6 +23,7 @@ from logmirror.broker.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, Topic
 from logmirror.broker.groups.consumer_state import (
     ENTRY_BYTES,
     ConsumerMember,
+    Matcher,
     TopicInfo,
     read_group,
     removed_member,
@@ -62,7 +63,10 @@ class ConsumerHeartbeat(NamedTuple):
     """A regular expression for further topics; empty: no longer."""
 
     matched: frozenset[str]
-    """The topics that the member's regular expression matches now."""
+    """The topics that the member's regular expression matches now and that it may describe."""
+
+    viewer: str
+    """Whose permissions decided that; empty: those of everybody."""
 
     assignor: str | None
     owned: frozenset[TopicPartition] | None
@@ -120,8 +124,8 @@ class ConsumerGroup:
         self._subscribed: Counter[str] = Counter()
         """How many members subscribe to a topic."""
 
-        self._matched: dict[str, frozenset[str]] = {}
-        """Topics by the regular expression of members. It holds for all members that have it."""
+        self._matched: dict[Matcher, frozenset[str]] = {}
+        """Topics by the regular expression of members and by who may describe them."""
 
         self._catalog: dict[str, TopicInfo] = {}
         self._catalog_due_ms = 0
@@ -282,9 +286,10 @@ class ConsumerGroup:
             self._count_topics(member, 1)
         if request.regex is not None:
             member.regex = request.regex
+        member.viewer = request.viewer if member.regex else ""
         if member.regex:
-            self._matched[member.regex] = request.matched
-        if member.regex != before[1]:
+            self._matched[member.matcher] = request.matched
+        if member.matcher != before[1]:
             self._drop_unused()
         if request.assignor is not None:
             member.assignor = request.assignor
@@ -296,11 +301,11 @@ class ConsumerGroup:
         return before != self._subscription(member)
 
     def _subscription(self, member: ConsumerMember) -> tuple[object, ...]:
-        return member.topics, member.regex, self._matched.get(member.regex), member.assignor
+        return member.topics, member.matcher, self._matched.get(member.matcher), member.assignor
 
     def _drop_unused(self) -> None:
         """Forget the topics of regular expressions that no member has."""
-        used = {member.regex for member in self.members.values()}
+        used = {member.matcher for member in self.members.values()}
         self._matched = {one: names for one, names in self._matched.items() if one in used}
 
     def _leave(self, request: ConsumerHeartbeat, now: Now, out: Effects) -> ConsumerResult:
@@ -337,7 +342,7 @@ class ConsumerGroup:
             {
                 member.member_id: frozenset(
                     ids[topic]
-                    for topic in self._matched.get(member.regex, frozenset()).union(member.topics)
+                    for topic in self._matched.get(member.matcher, frozenset()).union(member.topics)
                     if topic in ids
                 )
                 for member in self.members.values()

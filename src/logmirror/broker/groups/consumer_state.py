@@ -2,6 +2,9 @@
 
 group          key: group ID           value: version | type | epoch, target by member, topics
 group-member   key: group, member ID   value: version | member
+
+The last field of both is missing where ACLs were not enforced and in what older versions wrote: the
+topics that some members may describe, and whose permissions apply to a member.
 """
 
 from __future__ import annotations
@@ -41,6 +44,14 @@ class TopicInfo(NamedTuple):
     partition_count: int
 
 
+class Matcher(NamedTuple):
+    """What decides which topics a member subscribes to besides those that it names."""
+
+    regex: str
+    viewer: str
+    """Whose permissions apply; empty: those of everybody."""
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class ConsumerMember:
     """One member."""
@@ -55,6 +66,9 @@ class ConsumerMember:
     regex: str = ""
     """A regular expression for further topics."""
 
+    viewer: str = ""
+    """Whose permissions decide which topics it sees; empty: those of everybody."""
+
     assignor: str | None = None
     epoch: int = 0
     previous_epoch: int = -1
@@ -65,6 +79,11 @@ class ConsumerMember:
     deadline_ms: int = 0
     timer_ms: int = NO_TIMER
     revoke_due_ms: int | None = None
+
+    @property
+    def matcher(self) -> Matcher:
+        """What decides which topics it subscribes to besides those that it names."""
+        return Matcher(self.regex, self.viewer)
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +117,7 @@ def stored_group(  # noqa: PLR0913, PLR0917  # the fields of a group
     empty_since_ms: int,
     target: Mapping[str, frozenset[TopicPartition]],
     catalog: Mapping[str, TopicInfo],
-    matched: Mapping[str, frozenset[str]],
+    matched: Mapping[Matcher, frozenset[str]],
 ) -> StateChange:
     """Return the durable form of a group, without its members."""
     parts = [
@@ -113,9 +132,15 @@ def stored_group(  # noqa: PLR0913, PLR0917  # the fields of a group
     parts.append(pack_uvarint(len(catalog) + 1))
     for name, info in catalog.items():
         parts += (put_text(name), info.topic_id, put_int32(info.partition_count))
-    parts.append(pack_uvarint(len(matched) + 1))
-    for regex, names in matched.items():
+    everybody = {one.regex: names for one, names in matched.items() if not one.viewer}
+    parts.append(pack_uvarint(len(everybody) + 1))
+    for regex, names in everybody.items():
         parts += (put_text(regex), put_texts(sorted(names)))
+    if len(everybody) < len(matched):
+        parts.append(pack_uvarint(len(matched) - len(everybody) + 1))
+        for one, names in matched.items():
+            if one.viewer:
+                parts += (*map(put_text, one), put_texts(sorted(names)))
     return StateChange(GROUP, group_id.encode(), b"".join(parts))
 
 
@@ -127,7 +152,7 @@ class StoredGroup(NamedTuple):
     empty_since_ms: int
     target: dict[str, frozenset[TopicPartition]]
     catalog: dict[str, TopicInfo]
-    matched: dict[str, frozenset[str]]
+    matched: dict[Matcher, frozenset[str]]
 
 
 def read_group(cursor: Cursor) -> StoredGroup:
@@ -144,8 +169,11 @@ def read_group(cursor: Cursor) -> StoredGroup:
         catalog[name] = TopicInfo(bytes(cursor.take(_TOPIC_ID_BYTES)), cursor.int32())
     matched = {}
     for _ in range(cursor.count(compact=True)):
-        regex = cursor.name(compact=True)
-        matched[regex] = frozenset(get_texts(cursor))
+        matcher = Matcher(cursor.name(compact=True), "")
+        matched[matcher] = frozenset(get_texts(cursor))
+    for _ in range(cursor.count(compact=True) if cursor.remaining else 0):
+        matcher = Matcher(cursor.name(compact=True), cursor.name(compact=True))
+        matched[matcher] = frozenset(get_texts(cursor))
     return StoredGroup(epoch, assignor, empty_since_ms, target, catalog, matched)
 
 
@@ -177,6 +205,7 @@ def stored_member(group_id: str, member: ConsumerMember) -> StateChange:
             put_int32(member.previous_epoch),
             _put_partitions(member.assigned),
             _put_partitions(member.revoking),
+            put_text(member.viewer) if member.viewer else b"",
         )
     )
     return StateChange(GROUP_MEMBER, member_key(group_id, member.member_id), value)
@@ -201,4 +230,5 @@ def read_member(member: ConsumerMember, cursor: Cursor) -> ConsumerMember:
     member.previous_epoch = cursor.int32()
     member.assigned = _get_partitions(cursor)
     member.revoking = _get_partitions(cursor)
+    member.viewer = cursor.name(compact=True) if cursor.remaining else ""
     return member

@@ -16,6 +16,8 @@ Deviations from Kafka:
   GROUP_ID_NOT_FOUND.
 - A changed topic is seen within a second of a heartbeat, and one that a regular expression begins
   to match, at the next heartbeat.
+- Topics that a regular expression matches are found for each member with its own permissions. Kafka
+  finds them for a group, with those of the member that caused the search.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ async def consumer_group_heartbeat(
             topics=None if request.topics is None else tuple(request.topics),
             regex=request.regex,
             matched=_matched(broker, caller, request),
+            viewer=broker.authorizer.viewer(caller),
             assignor=request.assignor,
             owned=request.owned,
             client_id=caller.client_id,

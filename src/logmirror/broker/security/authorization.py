@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.security.acls import CLUSTER_NAME, OPERATIONS, Acls, Operation, ResourceType
+from logmirror.broker.security.acls import (
+    CLUSTER_NAME,
+    OPERATIONS,
+    WILDCARD,
+    Acls,
+    Operation,
+    ResourceType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -130,6 +137,7 @@ class Authorizer:
         self._super_users = frozenset(super_users)
         self.acls = Acls(acls)
         self._decisions: dict[tuple[str, str, int, int, str], bool] = {}
+        self._names_hosts = self._has_hosts()
 
     @property
     def is_enabled(self) -> bool:
@@ -156,6 +164,15 @@ class Authorizer:
         if not self._super_users or client.principal in self._super_users:
             return True
         return self.acls.allow_any(client.principal, client.client_host, operation, resource_type)
+
+    def viewer(self, client: Client) -> str:
+        """Return on what it depends which resources the client may use; empty: it may use all."""
+        if not self._super_users or client.principal in self._super_users:
+            return ""
+        return f"{client.principal} {client.client_host if self._names_hosts else WILDCARD}"
+
+    def _has_hosts(self) -> bool:
+        return any(acl.host != WILDCARD for acl in self.acls)
 
     def refusal(
         self,
@@ -187,3 +204,4 @@ class Authorizer:
             if acl in self.acls:
                 self.acls.remove(acl)
         self._decisions.clear()
+        self._names_hosts = self._has_hosts()
