@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.groups.consumer import JOINING, ConsumerGroup, ConsumerHeartbeat
+from logmirror.broker.groups.consumer import ConsumerGroup
+from logmirror.broker.groups.consumer_heartbeat import JOINING, ConsumerHeartbeat
 from logmirror.broker.groups.values import RefusedError
 from logmirror.broker.handlers.groups import check_group, group_refusal
 from logmirror.broker.handlers.turns import Turns
