@@ -16,9 +16,8 @@ EndTxn responds when the transaction is complete: a marker has its offset by the
 longer than `RESPONSE_S`, because a partition cannot be written to, it responds as Kafka does: the
 outcome is certain. The next sweep tries again.
 
-An owner of a bucket that was replaced may refuse for good what is right for the next one, or take
-a request for the repetition of one that belonged to an earlier transaction. So it makes sure first
-that it still is the owner; otherwise the client gets COORDINATOR_NOT_AVAILABLE.
+Before a response to a request that has changed nothing, the owner of a bucket makes sure that it
+still is the owner, see `ownership`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from logmirror.broker.changes import LateChangeError, in_time, pooled
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.log.partition_transactions import Marker
 from logmirror.broker.log.producer_state import RefusedSequenceError
+from logmirror.broker.ownership import confirmed
 from logmirror.broker.state_store import Change
 from logmirror.broker.topic import TopicDeletedError
 from logmirror.broker.transactions.coordinator import RefusedTransactionError, Write, Writer
@@ -61,22 +61,11 @@ _WAIT_S: Final = 1.0
 """How long a request waits for the one before it that changes the same transactional ID."""
 
 RESPONSE_S: Final = 5.0
-"""How long a request waits for markers, for the disk, and for the bucket to show who owns it."""
+"""How long a request waits for markers and for the disk."""
 
 _MARKERS_PER_TURN: Final = 64
 _INIT_ATTEMPTS: Final = 3
 _UNAVAILABLE: Final = RefusedTransactionError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-_FINAL: Final = frozenset(
-    {
-        ErrorCode.PRODUCER_FENCED,
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-        ErrorCode.INVALID_TXN_STATE,
-        ErrorCode.TRANSACTION_ABORTABLE,
-        ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.UNKNOWN_MEMBER_ID,
-    }
-)
-"""Refusals by the coordinators' state that clients do not repeat."""
 
 
 class TransactionService:
@@ -241,10 +230,10 @@ class TransactionService:
         try:
             self.coordinator.check(transactional_id, writer, group_id=group_id)
         except RefusedTransactionError as refused:
-            raise await self._confirmed(refused) from None
+            raise await self._refusal(refused.code) from None
         code, rows = self.groups.add_pending(writer.producer_id, group_id, member, offsets)
         if code is not ErrorCode.NONE:
-            raise await self._confirmed(RefusedTransactionError(code))
+            raise await self._refusal(code)
         await self._make_durable(rows, self.timeout_s)
         reach("transaction.offsets")
 
@@ -285,7 +274,7 @@ class TransactionService:
         try:
             write = decide(new_id)
         except RefusedTransactionError as refused:
-            raise refused if may_be_wrong else await self._confirmed(refused) from None
+            raise refused if may_be_wrong else await self._refusal(refused.code) from None
         if write is None:
             return None
         task = self._begin(transactional_id, self._carry_out(write))
@@ -299,14 +288,12 @@ class TransactionService:
             raise RefusedTransactionError(code)
         return write
 
-    async def _confirmed(self, refused: RefusedTransactionError) -> RefusedTransactionError:
-        """Return a refusal, if it is not final or this broker still is the owner."""
-        is_doubtful = refused.code in _FINAL and not await self._commits.is_owner(RESPONSE_S)
-        return _UNAVAILABLE if is_doubtful else refused
+    async def _refusal(self, code: ErrorCode) -> RefusedTransactionError:
+        return RefusedTransactionError(await confirmed(self._commits, code))
 
     async def _check_owner(self) -> None:
-        if not await self._commits.is_owner(RESPONSE_S):
-            raise _UNAVAILABLE
+        if code := await confirmed(self._commits, ErrorCode.NONE):
+            raise RefusedTransactionError(code)
 
     async def _new_id(self) -> int:
         loop = asyncio.get_running_loop()

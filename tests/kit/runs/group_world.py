@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.groups.consumer import ConsumerHeartbeat
+from logmirror.broker.groups.consumer_heartbeat import ConsumerHeartbeat
 from logmirror.broker.groups.consumer_state import TopicInfo
 from logmirror.broker.groups.coordinator import GroupCoordinator
 from logmirror.broker.groups.values import (

@@ -72,7 +72,7 @@ class ClassicGroup:
         """When the coordinator looks for expired offsets next."""
 
         self.counted_bytes = 0
-        """What the coordinator has counted of `size_bytes`."""
+        """What the table of groups has counted of `size_bytes`."""
 
         self.pending: dict[str, int] = {}
         """Members that got an ID and have not joined with it, and until when they may."""

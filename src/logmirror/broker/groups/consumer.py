@@ -16,10 +16,18 @@ A member's state is durable before the response that it belongs to.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.groups.assignors import ASSIGNORS, DEFAULT_ASSIGNOR, TopicPartition
+from logmirror.broker.groups.consumer_heartbeat import (
+    JOINING,
+    LEAVING,
+    LEAVING_FOR_A_MOMENT,
+    UNCHANGED,
+    ConsumerHeartbeat,
+    ConsumerResult,
+)
 from logmirror.broker.groups.consumer_state import (
     ENTRY_BYTES,
     ConsumerMember,
@@ -40,54 +48,9 @@ if TYPE_CHECKING:
     from logmirror.broker.groups.values import GroupSettings, StateChange
     from logmirror.wire.frames import Cursor
 
-JOINING: Final = 0
-LEAVING: Final = -1
-LEAVING_FOR_A_MOMENT: Final = -2
-UNCHANGED: Final = -1
 _REVOKE: Final = "revoke"
 _CATALOG_MS: Final = 1_000
 """How often a group looks whether its topics have changed."""
-
-
-class ConsumerHeartbeat(NamedTuple):
-    """A ConsumerGroupHeartbeat request. None: unchanged since the last one."""
-
-    group_id: str
-    member_id: str
-    member_epoch: int
-    instance_id: str | None
-    rack_id: str | None
-    rebalance_timeout_ms: int
-    topics: tuple[str, ...] | None
-    regex: str | None
-    """A regular expression for further topics; empty: no longer."""
-
-    matched: frozenset[str]
-    """The topics that the member's regular expression matches now and that it may describe."""
-
-    viewer: str
-    """Whose permissions decided that; empty: those of everybody."""
-
-    assignor: str | None
-    owned: frozenset[TopicPartition] | None
-    client_id: str
-    client_host: str
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the member states everything, because it may have missed a response."""
-        timeout = self.rebalance_timeout_ms != UNCHANGED
-        named = self.topics is not None or self.regex is not None
-        return timeout and named and self.owned is not None
-
-
-class ConsumerResult(NamedTuple):
-    """What a ConsumerGroupHeartbeat response says."""
-
-    member_id: str
-    member_epoch: int
-    assignment: frozenset[TopicPartition] | None = None
-    """Everything that the member has now; None: unchanged."""
 
 
 class ConsumerGroup:
@@ -132,7 +95,7 @@ class ConsumerGroup:
         self.empty_since_ms = 0
         self.check_due_ms = 0
         self.counted_bytes = 0
-        """What the coordinator has counted of `size_bytes`."""
+        """What the table of groups has counted of `size_bytes`."""
 
         self.size_bytes = 0
 

@@ -8,40 +8,21 @@ durable, so that no client sees a state that a crash can undo.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.groups.assignors import ASSIGNORS
 from logmirror.broker.groups.classic import ClassicGroup
-from logmirror.broker.groups.classic_state import CLASSIC
-from logmirror.broker.groups.consumer import (
+from logmirror.broker.groups.consumer import ConsumerGroup
+from logmirror.broker.groups.consumer_heartbeat import (
     JOINING,
-    LEAVING_FOR_A_MOMENT,
-    ConsumerGroup,
     ConsumerHeartbeat,
     ConsumerResult,
-)
-from logmirror.broker.groups.consumer_state import (
-    CONSUMER,
-    ConsumerMember,
-    TopicInfo,
-    read_member,
-    read_member_key,
-)
-from logmirror.broker.groups.encoding import (
-    decoded,
-    get_offset,
-    read_offset_key,
-    read_pending_key,
+    check_heartbeat,
 )
 from logmirror.broker.groups.offsets import OffsetTable
-from logmirror.broker.groups.timers import Timers
+from logmirror.broker.groups.table import EXPIRY, Group, GroupTable
 from logmirror.broker.groups.values import (
     GROUP,
-    GROUP_MEMBER,
-    OFFSET,
-    PENDING_OFFSET,
     CommittedOffset,
     Effects,
     Identity,
@@ -54,25 +35,15 @@ from logmirror.broker.groups.values import (
     SyncRequest,
     Token,
 )
-from logmirror.wire.frames import RemoteProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from logmirror.broker.groups.values import GroupSettings
-    from logmirror.wire.frames import Cursor
-
-Group = ClassicGroup | ConsumerGroup
-
-_EXPIRY: Final = "expiry"
-_TIMER_BYTES: Final = 250
-"""Of a timer in memory. They count: those of members that have left stay until they are due."""
+    from logmirror.broker.groups.consumer_state import TopicInfo
+    from logmirror.broker.groups.values import GroupSettings, Rows
 
 MAX_PROTOCOLS: Final = 100
 """Limit for the protocols that a member supports; clients have up to about five."""
-
-MAX_TOPICS: Final = 20_000
-"""Limit for the topics that a member of the consumer protocol subscribes to."""
 
 TIMERS_PER_CALL: Final = 256
 """Timers that fire in one call of `fire_due`; the caller gives others their turn in between."""
@@ -90,21 +61,13 @@ class GroupCoordinator:
         self, settings: GroupSettings, find_topic: Callable[[str], TopicInfo | None]
     ) -> None:
         self.settings = settings
-        self._find_topic = find_topic
-        self.groups: dict[str, Group] = {}
+        self._table = GroupTable(settings, find_topic)
+        self.groups = self._table.by_id
         self.offsets = OffsetTable()
-        self._found: dict[str, set[bytes]] = {}  # IDs of the topics that the start found offsets of
-        self._timers = Timers()
-        self._bytes = 0
 
     # Start
 
-    def load(
-        self,
-        rows: Callable[[str], Iterable[tuple[bytes, bytes]]],
-        topic_ids: Mapping[str, bytes],
-        now: Now,
-    ) -> list[StateChange]:
+    def load(self, rows: Rows, topic_ids: Mapping[str, bytes], now: Now) -> list[StateChange]:
         """Restore the durable state.
 
         Args:
@@ -118,91 +81,10 @@ class GroupCoordinator:
         Raises:
             CorruptionError: A value cannot be read.
         """
-        changes = []
-        for key, value in rows(GROUP):
-            read = functools.partial(self._restored, key.decode(), now)
-            self._recount(decoded("group", key, value, read))
-        for key, value in rows(GROUP_MEMBER):
-            group_id, member_id = read_member_key(key)
-            member = ConsumerMember(member_id=member_id)
-            decoded("group", key, value, functools.partial(read_member, member))
-            group = self.groups.get(group_id)
-            if isinstance(group, ConsumerGroup):
-                group.restore_member(member, now)
-                self._recount(group)
-            else:
-                changes.append(StateChange(GROUP_MEMBER, key, None))
-        for key, value in rows(OFFSET):
-            group_id, topic, number = read_offset_key(key)
-            found = decoded("committed offset", key, value, get_offset)
-            if topic_ids.get(topic, found.topic_id) == found.topic_id:
-                self._found.setdefault(topic, set()).add(found.topic_id)
-                self.offsets.put(group_id, {(topic, number): found})
-            else:
-                changes.append(StateChange(OFFSET, key, None))
-        for key, value in rows(PENDING_OFFSET):
-            group_id, producer_id, topic, number = read_pending_key(key)
-            found = decoded("committed offset", key, value, get_offset)
-            if topic_ids.get(topic, found.topic_id) == found.topic_id:
-                self._found.setdefault(topic, set()).add(found.topic_id)
-                self.offsets.put_pending(group_id, producer_id, {(topic, number): found})
-            else:
-                changes.append(StateChange(PENDING_OFFSET, key, None))
-        for group_id in self.offsets.groups() - self.groups.keys():
-            self._created(group_id, now)
+        changes = self._table.load(rows, now)
+        changes += self.offsets.load(rows, topic_ids)
+        self._table.load_others(self.offsets.groups(), now)
         return changes
-
-    def _restored(self, group_id: str, now: Now, cursor: Cursor) -> Group:
-        kind = bytes(cursor.take(len(CLASSIC)))
-        if kind == CONSUMER:
-            group = self._created_consumer(group_id, now)
-            group.restore(cursor)
-            return group
-        if kind != CLASSIC:
-            raise RemoteProtocolError("unknown type of group", type=kind.hex())
-        classic = self._created(group_id, now)
-        classic.restore(cursor, now)
-        return classic
-
-    def _created(self, group_id: str, now: Now) -> ClassicGroup:
-        group = ClassicGroup(group_id, self.settings, self._timers)
-        self.groups[group_id] = group
-        self._expire_later(group, now)
-        return group
-
-    def _created_consumer(self, group_id: str, now: Now) -> ConsumerGroup:
-        group = ConsumerGroup(group_id, self.settings, self._timers, self._find_topic)
-        self.groups[group_id] = group
-        self._expire_later(group, now)
-        return group
-
-    def _expire_later(self, group: Group, now: Now) -> None:
-        group.check_due_ms = now.monotonic_ms + self.settings.offsets_check_ms
-        self._timers.set(group.check_due_ms, group.group_id, _EXPIRY)
-
-    def _check_count(self) -> None:
-        if len(self.groups) >= self.settings.max_groups:
-            raise RefusedError(ErrorCode.POLICY_VIOLATION, "too many groups")
-
-    def _recount(self, group: Group) -> None:
-        """Count what a group takes in memory."""
-        self._bytes += group.size_bytes - group.counted_bytes
-        group.counted_bytes = group.size_bytes
-
-    def _check_bytes(self, more: int) -> None:
-        timers = _TIMER_BYTES * len(self._timers)
-        if self._bytes + timers + more > self.settings.max_bytes:
-            reason = "subscriptions and assignments of all groups exceed the broker's limit"
-            raise RefusedError(ErrorCode.POLICY_VIOLATION, reason)
-
-    def _known(self, group_id: str) -> ClassicGroup:
-        """Return the group of the classic protocol that a member says it belongs to."""
-        if not group_id:
-            raise RefusedError(ErrorCode.INVALID_GROUP_ID)
-        group = self.groups.get(group_id)
-        if not isinstance(group, ClassicGroup):
-            raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-        return group
 
     # Membership
 
@@ -220,7 +102,7 @@ class GroupCoordinator:
             raise RefusedError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if len(request.protocols) > MAX_PROTOCOLS:
             raise RefusedError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-        self._check_bytes(sum(len(name) + len(data) for name, data in request.protocols))
+        self._table.check_bytes(sum(len(name) + len(data) for name, data in request.protocols))
         group = self.groups.get(request.group_id)
         if not isinstance(group, ClassicGroup):
             if group is not None and not group.is_empty:
@@ -229,22 +111,9 @@ class GroupCoordinator:
                 raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
             if not request.protocol_type or not request.protocols:
                 raise RefusedError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-            epoch = self._make_room(group)
-            group = self._created(request.group_id, now)
-            group.generation = epoch
+            group = self._table.begin_classic(request.group_id, now)
         group.join(request, token, now, out)
-        self._recount(group)
-
-    def _make_room(self, group: Group | None) -> int:
-        """Prepare for a group of another protocol in place of one without members.
-
-        Returns the generation or epoch that the new group continues from.
-        """
-        if group is None:
-            self._check_count()
-            return 0
-        self._bytes -= group.counted_bytes
-        return group.epoch if isinstance(group, ConsumerGroup) else group.generation
+        self._table.recount(group)
 
     def consumer_heartbeat(
         self, request: ConsumerHeartbeat, now: Now, out: Effects
@@ -254,8 +123,8 @@ class GroupCoordinator:
         Raises:
             RefusedError: The request gets this error.
         """
-        _check_heartbeat(request)
-        self._check_bytes(sum(len(topic) for topic in request.topics or ()))
+        check_heartbeat(request)
+        self._table.check_bytes(sum(len(topic) for topic in request.topics or ()))
         group = self.groups.get(request.group_id)
         if not isinstance(group, ConsumerGroup):
             if group is not None and not (group.is_empty and not group.pending):
@@ -263,13 +132,11 @@ class GroupCoordinator:
                 raise RefusedError(ErrorCode.GROUP_ID_NOT_FOUND, reason)
             if request.member_epoch != JOINING:
                 raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-            generation = self._make_room(group)
-            group = self._created_consumer(request.group_id, now)
-            group.epoch = generation
+            group = self._table.begin_consumer(request.group_id, now)
         try:
             return group.heartbeat(request, now, out)
         finally:
-            self._recount(group)
+            self._table.recount(group)
 
     def regex_of(self, group_id: str, member_id: str) -> str:
         """Return the regular expression that a member subscribes by; empty if it has none."""
@@ -285,9 +152,9 @@ class GroupCoordinator:
             RefusedError: The request gets this error at once.
         """
         group = self._known(request.member.group_id)
-        self._check_bytes(sum(len(data) for data in request.assignments.values()))
+        self._table.check_bytes(sum(len(data) for data in request.assignments.values()))
         group.sync(request, token, now, out)
-        self._recount(group)
+        self._table.recount(group)
 
     def heartbeat(self, who: Identity, now: Now) -> ErrorCode:
         """Handle Heartbeat.
@@ -319,8 +186,17 @@ class GroupCoordinator:
                     code = refused.code
             codes.append(code)
         if group is not None:
-            self._recount(group)
+            self._table.recount(group)
         return codes
+
+    def _known(self, group_id: str) -> ClassicGroup:
+        """Return the group of the classic protocol that a member says it belongs to."""
+        if not group_id:
+            raise RefusedError(ErrorCode.INVALID_GROUP_ID)
+        group = self.groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
+        return group
 
     # Offsets
 
@@ -350,8 +226,7 @@ class GroupCoordinator:
         if group is None:
             if who.generation >= 0:
                 raise RefusedError(ErrorCode.ILLEGAL_GENERATION)
-            self._check_count()
-            group = self._created(who.group_id, now)
+            group = self._table.begin_classic(who.group_id, now)
         group.check_commit(who, now, in_transaction=producer_id is not None)
         if self.offsets.count + len(offsets) > self.settings.max_offsets:
             new = offsets.keys() - self.offsets.of_group(who.group_id).keys()
@@ -400,9 +275,8 @@ class GroupCoordinator:
         out.changes += self.offsets.remove_topic(topic)
 
     def topic_added(self, topic: str, topic_id: bytes, out: Effects) -> None:
-        """Remove what the start kept of an earlier topic: an archive might have been away only."""
-        if self._found.pop(topic, set()) - {topic_id}:
-            self.topic_deleted(topic, out)
+        """Remove the offsets of an earlier topic of this name that the start kept."""
+        out.changes += self.offsets.topic_added(topic, topic_id)
 
     # Groups
 
@@ -417,8 +291,7 @@ class GroupCoordinator:
         return ErrorCode.NONE
 
     def _delete(self, group: Group, out: Effects) -> None:
-        del self.groups[group.group_id]
-        self._bytes -= group.counted_bytes
+        self._table.remove(group)
         out.changes += self.offsets.remove_group(group.group_id)
         out.changes.append(StateChange(GROUP, group.group_id.encode(), None))
 
@@ -426,23 +299,23 @@ class GroupCoordinator:
 
     def next_due_ms(self) -> int | None:
         """Return when `fire_due` has something to do, on the monotonic clock."""
-        return self._timers.next_due_ms()
+        return self._table.timers.next_due_ms()
 
     def fire_due(self, now: Now, out: Effects) -> None:
         """Handle the timers that are due, at most `TIMERS_PER_CALL`."""
         for _ in range(TIMERS_PER_CALL):
-            timer = self._timers.take_due(now.monotonic_ms)
+            timer = self._table.timers.take_due(now.monotonic_ms)
             if timer is None:
                 return
             group = self.groups.get(timer.group_id)
             if group is None:
                 continue
-            if timer.kind == _EXPIRY:
+            if timer.kind == EXPIRY:
                 if timer.due_ms == group.check_due_ms:
                     self._expire(group, now, out)
             else:
                 group.fired(timer.kind, timer.key, now, out)
-                self._recount(group)
+                self._table.recount(group)
 
     def _expire(self, group: Group, now: Now, out: Effects) -> None:
         """Remove expired offsets, and the group if nothing is left of it."""
@@ -462,39 +335,4 @@ class GroupCoordinator:
         if is_over and not has_offsets and not self.offsets.has_pending(group.group_id):
             self._delete(group, out)
             return
-        self._expire_later(group, now)
-
-
-def _check_heartbeat(request: ConsumerHeartbeat) -> None:
-    """Check the fields of a ConsumerGroupHeartbeat request, as Kafka does."""
-    reason = ""
-    epoch = request.member_epoch
-    if not request.group_id:
-        reason = "the group ID must not be empty"
-    elif not request.member_id:
-        reason = "the member ID must not be empty"
-    elif "" in {request.instance_id, request.rack_id, request.assignor}:
-        reason = "instance ID, rack ID and assignor must not be empty"
-    elif epoch < LEAVING_FOR_A_MOMENT:
-        reason = f"member epoch {epoch} is not valid"
-    elif epoch == LEAVING_FOR_A_MOMENT and request.instance_id is None:
-        reason = "only a static member leaves with epoch -2"
-    elif len(request.topics or ()) > MAX_TOPICS:
-        reason = f"a member may subscribe to at most {MAX_TOPICS} topics"
-    elif epoch == JOINING:
-        reason = _join_mistake(request)
-    if reason:
-        raise RefusedError(ErrorCode.INVALID_REQUEST, reason)
-    if epoch >= JOINING and request.assignor not in {None, *ASSIGNORS}:
-        known = ", ".join(ASSIGNORS)
-        raise RefusedError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"supported assignors: {known}")
-
-
-def _join_mistake(request: ConsumerHeartbeat) -> str:
-    """Return what is wrong with the first heartbeat of a member; empty if nothing is."""
-    if request.rebalance_timeout_ms <= 0:
-        return "a member that joins must have a rebalance timeout"
-    if request.owned is None or request.owned:
-        return "a member that joins must own no partitions"
-    has_topics = request.topics is not None or request.regex is not None
-    return "" if has_topics else "a member that joins must have a subscription"
+        self._table.expire_later(group, now)

@@ -10,9 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logmirror.broker.groups.encoding import (
+    decoded,
+    get_offset,
     offset_key,
     pending_key,
     put_offset,
+    read_offset_key,
+    read_pending_key,
 )
 from logmirror.broker.groups.values import (
     NO_EXPIRY,
@@ -25,6 +29,8 @@ from logmirror.broker.groups.values import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from logmirror.broker.groups.values import Rows
 
 _NONE: dict[Partition, CommittedOffset] = {}
 
@@ -42,6 +48,9 @@ class OffsetTable:
 
         self._topics: dict[str, set[str]] = {}
         """The groups with offsets of a topic. A group may have lost them since."""
+
+        self._loaded: dict[str, set[bytes]] = {}
+        """IDs of the topics that the start found offsets of, by name."""
 
         self.count = 0
         """Offsets of all groups, those of open transactions included."""
@@ -62,6 +71,34 @@ class OffsetTable:
     def groups(self) -> set[str]:
         """Return the groups that have any."""
         return {*self._by_group, *self._pending}
+
+    # Start
+
+    def load(self, rows: Rows, topic_ids: Mapping[str, bytes]) -> list[StateChange]:
+        """Restore the offsets, see `GroupCoordinator.load`.
+
+        Raises:
+            CorruptionError: A value cannot be read.
+        """
+        dropped = []
+
+        def read(kind: str, key: bytes, value: bytes, topic: str) -> CommittedOffset | None:
+            found = decoded("committed offset", key, value, get_offset)
+            if topic_ids.get(topic, found.topic_id) != found.topic_id:
+                dropped.append(StateChange(kind, key, None))
+                return None
+            self._loaded.setdefault(topic, set()).add(found.topic_id)
+            return found
+
+        for key, value in rows(OFFSET):
+            group_id, topic, number = read_offset_key(key)
+            if found := read(OFFSET, key, value, topic):
+                self.put(group_id, {(topic, number): found})
+        for key, value in rows(PENDING_OFFSET):
+            group_id, producer_id, topic, number = read_pending_key(key)
+            if found := read(PENDING_OFFSET, key, value, topic):
+                self.put_pending(group_id, producer_id, {(topic, number): found})
+        return dropped
 
     # Changes
 
@@ -144,6 +181,11 @@ class OffsetTable:
                 self.count -= len(gone)
                 changes += _removed_pending(group_id, producer_id, gone)
         return changes
+
+    def topic_added(self, topic: str, topic_id: bytes) -> list[StateChange]:
+        """Remove what the start kept of an earlier topic: an archive might have been away only."""
+        is_new = bool(self._loaded.pop(topic, set()) - {topic_id})
+        return self.remove_topic(topic) if is_new else []
 
     def remove_expired(
         self,

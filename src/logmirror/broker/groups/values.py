@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,6 +24,10 @@ PENDING_OFFSET: Final = "pending-offset"
 
 Token = object
 """Stands for the request that a delayed response belongs to. The coordinator only keeps it."""
+
+
+Rows = Callable[[str], Iterable[tuple[bytes, bytes]]]
+"""Returns the keys and values of a kind that are durable at the start."""
 
 
 class Now(NamedTuple):

@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.apis import Api
 from logmirror.broker.error_codes import ErrorCode
-from logmirror.broker.groups.consumer import JOINING, ConsumerGroup, ConsumerHeartbeat
+from logmirror.broker.groups.consumer import ConsumerGroup
+from logmirror.broker.groups.consumer_heartbeat import JOINING, ConsumerHeartbeat
 from logmirror.broker.groups.values import RefusedError
-from logmirror.broker.handlers.groups import check_group, confirmed, group_refusal
+from logmirror.broker.handlers.groups import check_group, group_refusal
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.ownership import confirmed
 from logmirror.broker.security.acls import Operation, ResourceType
 from logmirror.clock import new_nonce
 from logmirror.wire.serve_consumer_groups import (
@@ -93,7 +95,7 @@ async def consumer_group_heartbeat(
     except RefusedError as refused:
         return pack_heartbeat(
             header.correlation_id,
-            error=await confirmed(broker, refused.code),
+            error=await confirmed(broker.commits, refused.code),
             message=str(refused),
             member_id=member_id,
             member_epoch=request.member_epoch,

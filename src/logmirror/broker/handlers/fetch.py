@@ -39,6 +39,7 @@ from logmirror.broker.handlers.offsets import epoch_error
 from logmirror.broker.handlers.turns import ENTRIES_PER_TURN, Turns
 from logmirror.broker.log.reading import ColdSegmentError
 from logmirror.broker.log.segment import FileRange, Segment, SparseIndex
+from logmirror.broker.ownership import confirm_refusals
 from logmirror.broker.security.acls import ResourceType
 from logmirror.errors import CorruptionError, LogmirrorError
 from logmirror.wire.serve_fetch import (
@@ -321,9 +322,7 @@ class _Reading:
             and (log := self._log(place)) is not None
             and commits.may_be_replaced(log)
         ]
-        if refused and not await commits.is_owner(timeout_s):
-            for place in refused:
-                self.refuse(place, ErrorCode.KAFKA_STORAGE_ERROR)
+        await confirm_refusals(commits, refused, self.refuse, timeout_s)
 
     async def loaded(self, place: int, until_s: float) -> bool:
         """Wait for the segment of a partition, or one before it; whether that came in time."""

@@ -28,8 +28,9 @@ from logmirror.broker.groups.values import (
     Identity,
     RefusedError,
 )
-from logmirror.broker.handlers.groups import check_group, confirmed, group_refusal
+from logmirror.broker.handlers.groups import check_group, group_refusal
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.ownership import confirmed
 from logmirror.broker.security.acls import ResourceType
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
 
@@ -74,7 +75,7 @@ async def offset_commit(
         service.change(lambda now, out: service.coordinator.commit(who, offsets, now, out))
         await service.durable()
     except RefusedError as refused:
-        codes = _all(codes, await confirmed(broker, refused.code))
+        codes = _all(codes, await confirmed(broker.commits, refused.code))
     return await _codes_frame(broker, header, kind, turns, "OffsetCommitResponse", codes)
 
 

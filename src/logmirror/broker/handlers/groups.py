@@ -47,6 +47,7 @@ from logmirror.broker.groups.values import (
 )
 from logmirror.broker.handlers.admin import address_of
 from logmirror.broker.handlers.turns import ENTRIES_PER_TURN, Turns
+from logmirror.broker.ownership import NEEDS_OWNER, confirmed
 from logmirror.broker.security.acls import ResourceType
 from logmirror.clock import new_nonce
 from logmirror.wire.serve_messages import Message, ResponseKind, response_kind
@@ -69,18 +70,6 @@ _MEMBER_ID_REQUIRED_FROM: Final = 4
 _SKIP_ASSIGNMENT_FROM: Final = 9
 _MEMBERS_FROM: Final = 3
 _NOT_FOUND_FROM: Final = 6
-
-_BY_MEMBERS: Final = frozenset(
-    {
-        ErrorCode.FENCED_INSTANCE_ID,
-        ErrorCode.UNKNOWN_MEMBER_ID,
-        ErrorCode.UNRELEASED_INSTANCE_ID,
-    }
-)
-"""Refusals with which a client ends, or gives up its partitions."""
-
-_OWNER_WAIT_S: Final = 5.0
-"""How long the bucket may take to show who owns it."""
 
 
 def find_coordinator(
@@ -132,23 +121,16 @@ def check_group(broker: Broker, caller: Caller, api: Api, group_id: str) -> None
         raise RefusedError(denied)
 
 
-async def confirmed(broker: Broker, code: ErrorCode) -> ErrorCode:
-    """Return a refusal, if it does not depend on members or this broker still is the owner."""
-    if code in _BY_MEMBERS and not await broker.commits.is_owner(_OWNER_WAIT_S):
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    return code
-
-
 def _refusal(
     broker: Broker, code: ErrorCode, pack: Callable[[ErrorCode], bytes]
 ) -> bytes | Coroutine[None, None, bytes]:
     """Return the response with a refusal, or with what `confirmed` makes of it."""
 
     async def later() -> bytes:
-        return pack(await confirmed(broker, code))
+        return pack(await confirmed(broker.commits, code))
 
     may_be_replaced = broker.options.bucket is not None
-    return later() if may_be_replaced and code in _BY_MEMBERS else pack(code)
+    return later() if may_be_replaced and code in NEEDS_OWNER else pack(code)
 
 
 def join_group(

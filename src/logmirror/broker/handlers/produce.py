@@ -46,6 +46,7 @@ from logmirror.broker.log.batch_check import (
 )
 from logmirror.broker.log.producer_state import RefusedSequenceError
 from logmirror.broker.log.reading import StorageError
+from logmirror.broker.ownership import confirm_refusals
 from logmirror.broker.security.acls import ResourceType
 from logmirror.broker.topic import TopicDeletedError
 from logmirror.broker.transactions.coordinator import RefusedTransactionError, Writer
@@ -69,8 +70,9 @@ if TYPE_CHECKING:
 
     Checked = BatchFacts | RefusedBatchError
     Check = Callable[[], Checked]
-    Step = Check | asyncio.Future[None] | asyncio.Future[bool] | None
+    Step = Check | asyncio.Future[None] | None
     Steps = Generator[Step, Checked | None, None]
+    Place = tuple[list[Produced], int]
     from logmirror.errors import LogmirrorError
     from logmirror.wire.frames import RequestHeader
 
@@ -115,7 +117,7 @@ class ProduceResponse:
         self._acks = acks
         self._on_complete = on_complete
         self.topics: list[tuple[str, list[Produced]]] = []
-        self.doubtful: list[tuple[list[Produced], int]] = []
+        self.doubtful: list[Place] = []
         self._waiting = 1
         self._refused = 0
         self._throttle_ms = 0
@@ -137,11 +139,11 @@ class ProduceResponse:
     def wait_for(self, responses: list[Produced]) -> Callable[[LogmirrorError | None], None]:
         """Wait for the partition that was added last; returns the callback for its outcome."""
         self._waiting += 1
-        place = len(responses) - 1
+        place = responses, len(responses) - 1
 
         def outcome(failure: LogmirrorError | None) -> None:
             if failure is not None:
-                responses[place] = Produced(responses[place].partition, _code_of(failure), -1, -1)
+                _refuse(place, _code_of(failure))
             self.release()
 
         return outcome
@@ -169,6 +171,12 @@ class ProduceResponse:
 _STORAGE: Final = ErrorCode.KAFKA_STORAGE_ERROR
 _OWNER_WAIT_S: Final = 20.0
 """How long the bucket may take to show who owns it; clients wait for 30 s or longer."""
+
+
+def _refuse(place: Place, code: ErrorCode) -> None:
+    """Set the response of a partition that was added before to a refusal."""
+    responses, number = place
+    responses[number] = Produced(responses[number].partition, code, -1, -1)
 
 
 def _code_of(failure: LogmirrorError) -> ErrorCode:
@@ -292,7 +300,10 @@ def _appending(
                 count = size_bytes = 0
                 yield None
     if response.doubtful:
-        yield from _confirmed(broker, response)
+        doubtful = response.doubtful
+        yield asyncio.ensure_future(
+            confirm_refusals(broker.commits, doubtful, _refuse, _OWNER_WAIT_S)
+        )
     response.release()
 
 
@@ -319,15 +330,6 @@ def _appended(  # noqa: PLR0913, PLR0917  # one partition of a request
     is_refused = _append(broker, topic, number, records, checked, response, responses)
     if is_refused and is_sound and broker.commits.may_be_replaced(log):
         response.doubtful.append((responses, len(responses) - 1))
-
-
-def _confirmed(broker: Broker, response: ProduceResponse) -> Steps:
-    """Keep refusals by the state of producers only if the broker still is the owner."""
-    confirming = asyncio.ensure_future(broker.commits.is_owner(_OWNER_WAIT_S))
-    yield confirming
-    if not confirming.result():
-        for responses, place in response.doubtful:
-            responses[place] = Produced(responses[place].partition, _STORAGE, -1, -1)
 
 
 def _in_transaction(
