@@ -10,6 +10,7 @@ import itertools
 import json
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 import xxhash
@@ -277,13 +278,23 @@ gaps = st.builds(
 @given(
     st.integers(0, OFFSET_MAX),
     st.text(max_size=20),
-    st.none() | st.integers(0, 2**31),
+    st.tuples(
+        st.none() | st.integers(0, 2**31),
+        st.none() | st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, OFFSET_MAX))),
+    ),
     st.lists(gaps, max_size=5),
     st.sampled_from(Trigger),
 )
-def test_claims_round_trip(first, topic, epoch, runs, trigger):
+def test_claims_round_trip(first, topic, optional, runs, trigger):
+    epoch, aborted = optional
     claim = claim_of(
-        first, OFFSET_MAX, topic=topic, leader_epoch=epoch, gaps=tuple(runs), trigger=trigger
+        first,
+        OFFSET_MAX,
+        topic=topic,
+        leader_epoch=epoch,
+        gaps=tuple(runs),
+        trigger=trigger,
+        open_aborted=None if aborted is None else tuple(aborted),
     )
     name = claim_name("orders", 3, first)
     assert Claim.from_bytes(claim.to_bytes(), name=name) == claim
@@ -297,6 +308,10 @@ def test_the_bytes_of_a_claim_are_pinned():
         gaps=(Gap(first=6, last=7, cause=GapCause.CONTROL),),
         gap_counts={GapCause.CONTROL: 2, GapCause.ABORTED: 0},
         topic="größe",
+    )
+    native = replace(claim, open_aborted=((4000, 8),)).to_bytes().decode()
+    assert native.partition(',"check"')[0] == (
+        claim.to_bytes().decode().partition(',"check"')[0] + ',"open_aborted":[[4000,8]]'
     )
     assert claim.to_bytes().decode() == (
         '{"version":1,"from":5,"to":9,"digest":"xxh3:99aa06d3014798d86001c324468d497f",'

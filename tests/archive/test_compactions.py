@@ -30,6 +30,7 @@ RECORD = Compaction(
     created_ms=5,
     gaps=(Gap(first=12, last=13, cause=GapCause.CONTROL),),
     gap_counts={GapCause.CONTROL: 2},
+    open_aborted=((7, 25), (9, 28)),
 )
 
 
@@ -49,6 +50,8 @@ def test_a_record_survives_its_bytes():
         {"partition": 4},
         {"version": 0},
         {"holes": [[1, 2, "because"]]},
+        {"open_aborted": [[1]]},
+        {"open_aborted": None},
     ],
 )
 def test_a_record_that_is_none_is_refused_by_name(change):

@@ -109,6 +109,7 @@ def test_the_page_lists_the_fields_of_a_claim():
         trigger=Trigger.DAILY,
         leader_epoch=0,
         gaps=(Gap(first=0, last=0, cause=GapCause.ABORTED),),
+        open_aborted=((7, 0),),
         rewritable=True,
         gap_counts={GapCause.ABORTED: 1},
     )

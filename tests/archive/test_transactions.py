@@ -13,10 +13,12 @@ from logmirror.archive.checked_rows import ObjectRows
 from logmirror.archive.naming import format_name
 from logmirror.archive.piece_rows import LastStableOffset, PieceRows, outcomes
 from logmirror.archive.pieces import cut, list_partition
+from logmirror.archive.transactions import OpenAborted
 from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
 from logmirror.testing import MemoryStore
-from logmirror.wire.batch_header import MarkerType
-from logmirror.wire.records import Record, encode_marker, encode_reference
+from logmirror.wire.batch_header import MarkerType, parse_header
+from logmirror.wire.records import Record, encode_marker, encode_reference, marker_type
+from logmirror.wire.scan import BatchScanner
 
 FOLDER = "orders/0"
 
@@ -51,6 +53,23 @@ def log(seed, *, size=120, producers=4, last_open=True):
             offset += 1
         running = {}
     return batches, sorted(committed), {p: offsets[0] for p, offsets in running.items()}
+
+
+def aborted_in(batches):
+    """The aborted transactions: producer, first offset, offset of the marker."""
+    begun, found = {}, []
+    for offset, data in batches:
+        header = parse_header(data, 0)
+        producer = header.producer_id
+        if producer < 0:
+            continue
+        if not header.is_control:
+            begun.setdefault(producer, offset)
+        elif (first := begun.pop(producer, None)) is not None and (
+            marker_type(data, header) is MarkerType.ABORT
+        ):
+            found.append((producer, first, offset))
+    return found
 
 
 def batch(offset, count, producer):
@@ -141,3 +160,33 @@ def test_a_stream_may_read_up_to_the_first_open_transaction(seed):
         found = outcomes(rows, objects[: count + 1], end=OFFSET_MAX, chain_end=OFFSET_MAX)
         assert end == min([objects[count].last + 1, *found.open.values()])
     assert ends[-1] == min([objects[-1].last + 1, *still_open.values()])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_aborted_transactions_of_an_object_whose_markers_are_behind_it(seed):
+    chooser = random.Random(seed)
+    batches, _, _ = log(seed, last_open=False)
+    aborted = aborted_in(batches)
+    wanted_in_all = 0
+    for _ in range(20):
+        start, stop = sorted(chooser.sample(range(len(batches) + 1), 2))
+        first, end = batches[start][0], (*(at for at, _ in batches), OFFSET_MAX)[stop]
+        wanted = {}
+        for producer, begin, marker in aborted:
+            if begin < end <= marker:
+                of_it = [at for at, data in batches[start:stop] if at >= begin]
+                inside = [at for at in of_it if producer_of(batches, at) == producer]
+                wanted |= {producer: inside[0]} if inside else {}
+        found, data = OpenAborted(), bytearray(b"".join(data for _, data in batches))
+        overlapping = [(p, begin) for p, begin, marker in aborted if marker >= first]
+        scanned = BatchScanner().scan(memoryview(data), len(data), aborted=overlapping)
+        between = chooser.randint(start, stop)
+        found.add(memoryview(data), scanned, start, between)
+        found.add(memoryview(data), scanned, between, stop)
+        assert found.firsts == wanted
+        wanted_in_all += len(wanted)
+    assert wanted_in_all
+
+
+def producer_of(batches, offset):
+    return parse_header(dict(batches)[offset], 0).producer_id

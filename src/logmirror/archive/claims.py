@@ -32,7 +32,7 @@ from logmirror.stores.base import AlreadyExistsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from logmirror.archive.json_codec import Fields
+    from logmirror.archive.json_codec import Fields, OpenAborted
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
@@ -93,6 +93,10 @@ class Claim:
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
     """How many offsets have no record, by cause; complete even if `gaps` is not."""
 
+    open_aborted: OpenAborted | None = None
+    """Of a native object: the aborted transactions whose markers are behind it. All others that are
+    open at its end were committed. None: not known."""
+
     def all_gaps(self) -> Mapping[GapCause, int]:
         """Return `gap_counts`; for a claim without it, the counts that follow from `gaps`.
 
@@ -128,6 +132,7 @@ class Claim:
         content |= json_codec.gap_fields(self.gaps, self.gap_counts)
         if self.rewritable:
             content["rewritable"] = True
+        content |= json_codec.open_aborted_field(self.open_aborted)
         body = json_codec.encode(content)[:-1]
         return body + _CHECK + _checksum(body) + b'"}\n'
 
@@ -175,6 +180,7 @@ class Claim:
             gaps=json_codec.read_gaps(content),
             rewritable=content.get("rewritable", False) is True,
             gap_counts=json_codec.read_counts(content),
+            open_aborted=json_codec.read_open_aborted(content),
         )
 
 
@@ -337,15 +343,21 @@ def read_rewrites(store: BlobStore, destination: str, partition: int, first: int
     return found
 
 
-def accepted_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
-    """Return the digests that an object of a claimed range may have.
+def accepted_claims(store: BlobStore, destination: str, claim: Claim) -> dict[str, Claim]:
+    """Return the claims of the contents that an object of a claimed range may have, by digest.
 
-    These are the claimed digest and, if the claim is rewritable, those of `read_rewrites`.
+    These are the claim and, if it is rewritable, those of `read_rewrites`.
     """
-    if not claim.rewritable:
-        return frozenset({claim.digest})
-    rewrites = read_rewrites(store, destination, claim.partition, claim.covered.first)
-    return frozenset({claim.digest, *(rewrite.digest for rewrite in rewrites)})
+    found = {claim.digest: claim}
+    if claim.rewritable:
+        rewrites = read_rewrites(store, destination, claim.partition, claim.covered.first)
+        found = {rewrite.digest: rewrite for rewrite in rewrites} | found
+    return found
+
+
+def accepted_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
+    """Return the digests that an object of a claimed range may have; see `accepted_claims`."""
+    return frozenset(accepted_claims(store, destination, claim))
 
 
 def _rewrites(folder: str) -> str:

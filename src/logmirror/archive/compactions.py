@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from logmirror.archive.chain import ArchiveObject
-    from logmirror.archive.json_codec import Fields
+    from logmirror.archive.json_codec import Fields, OpenAborted
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
@@ -86,6 +86,9 @@ class Compaction:
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
     """How many offsets have no record, by cause; empty if a part has no counts."""
 
+    open_aborted: OpenAborted | None = None
+    """Those of all parts' claims; None: not known of a part."""
+
     def as_claim(self) -> Claim:
         """Return the claim that an object with this content would have."""
         return Claim(
@@ -100,6 +103,7 @@ class Compaction:
             trigger=Trigger.EXPLICIT,
             gaps=self.gaps,
             gap_counts=self.gap_counts,
+            open_aborted=self.open_aborted,
         )
 
     def to_bytes(self) -> bytes:
@@ -118,6 +122,7 @@ class Compaction:
             "created_ms": self.created_ms,
         }
         content |= json_codec.gap_fields(self.gaps, self.gap_counts)
+        content |= json_codec.open_aborted_field(self.open_aborted)
         return json_codec.encode(content) + b"\n"
 
     @classmethod
@@ -168,6 +173,7 @@ class Compaction:
             created_ms=integer(content["created_ms"]),
             gaps=json_codec.read_gaps(content),
             gap_counts=json_codec.read_counts(content),
+            open_aborted=json_codec.read_open_aborted(content),
         )
 
 

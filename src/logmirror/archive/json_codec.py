@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from logmirror.errors import CorruptionError, UsageError
 from logmirror.model import Gap, GapCause, OffsetRange
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Fields = dict[str, Any]
+OpenAborted = tuple[tuple[int, int], ...]
+"""Producer ID and first offset in the object, of each transaction; see `transactions`."""
+
+OPEN_ABORTED_MAX: Final = 1000
+"""Limit for these transactions; if there are more, they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,22 @@ def read_counts(content: Fields) -> dict[GapCause, int]:
     if not isinstance(counts, dict):
         raise TypeError(counts)
     return {GapCause(cause): integer(count) for cause, count in counts.items()}
+
+
+def open_aborted_field(found: OpenAborted | None) -> Fields:
+    """Return the field `open_aborted`; it is left out if it is not known."""
+    return {} if found is None else {"open_aborted": [list(pair) for pair in found]}
+
+
+def read_open_aborted(content: Fields) -> OpenAborted | None:
+    """Return the transactions of the field `open_aborted`; None: not known.
+
+    Raises:
+        TypeError, ValueError: It is not a list of `[producer ID, first offset]`.
+    """
+    if "open_aborted" not in content:
+        return None
+    return tuple((integer(one), integer(first)) for one, first in content["open_aborted"])
 
 
 def read_range(content: Fields) -> OffsetRange:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from logmirror import failpoints
-from logmirror.archive.claims import accepted_digests, first_claimed, read_claim
+from logmirror.archive.claims import accepted_claims, first_claimed, read_claim
 from logmirror.archive.compactions import (
     Compaction,
     Part,
@@ -23,6 +23,7 @@ from logmirror.archive.compactions import (
 from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
 from logmirror.archive.gap_facts import GapFacts
+from logmirror.archive.json_codec import OPEN_ABORTED_MAX
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name
 from logmirror.archive.object_check import check_object
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from logmirror.archive.chain import ArchiveObject
+    from logmirror.archive.claims import Claim
+    from logmirror.archive.json_codec import OpenAborted
     from logmirror.archive.object_check import ObjectReport
     from logmirror.clock import Clock
     from logmirror.stores.base import BlobStore, StagedObject
@@ -211,7 +214,7 @@ def finish(archive: Archive, outer: ArchiveObject, inner: Mapping[ArchiveObject,
             found = archive.check(obj.covered)
         except GoneError:
             continue
-        if found.digest != digest and found.digest not in _accepted_digests(archive, obj.covered):
+        if found.digest != digest and found.digest not in _accepted_claims(archive, obj.covered):
             raise CorruptionError(
                 "an object inside a merged one has other content than the part that was merged",
                 hint=_HINT,
@@ -225,17 +228,24 @@ def finish(archive: Archive, outer: ArchiveObject, inner: Mapping[ArchiveObject,
     return count
 
 
-def _accepted_digests(archive: Archive, covered: OffsetRange) -> frozenset[str]:
-    """Return further digests that an object published late by a zombie writer may have.
+def _accepted_claims(archive: Archive, covered: OffsetRange) -> dict[str, Claim]:
+    """Return the claims of an object's range by digest, of an object of a zombie writer too.
 
-    The writer found its range claimed and no object, and a source that was cleaned meanwhile. It
+    That writer found its range claimed and no object, and a source that was cleaned meanwhile. It
     records the digest of its content before it publishes. The merged object holds the content that
     was published first.
     """
     claim = expected_content(archive.store, archive.folder, covered)
     if claim is None or claim.covered != covered:
-        return frozenset()
-    return accepted_digests(archive.store, archive.folder.rpartition("/")[0], claim)
+        return {}
+    return accepted_claims(archive.store, archive.folder.rpartition("/")[0], claim)
+
+
+def _joined(before: OpenAborted, more: OpenAborted | None) -> OpenAborted | None:
+    """Return the transactions of two parts; None: not known of one, or too many."""
+    if more is None or len(before) + len(more) > OPEN_ABORTED_MAX:
+        return None
+    return before + more
 
 
 class _Merging:
@@ -260,6 +270,7 @@ class _Merging:
         self._record_count = 0
         self._gaps: list[Gap] = []
         self._gap_counts = dict.fromkeys(GapCause, 0)
+        self._open_aborted: OpenAborted | None = () if archive.extension == NATIVE else None
         self.part_bytes = 0
 
     def take_bytes(self, data: memoryview) -> None:
@@ -298,6 +309,10 @@ class _Merging:
         self._gaps += gaps.runs[: _GAP_RUNS_MAX - len(self._gaps)]
         for cause, count in gaps.counts.items():
             self._gap_counts[cause] += count
+        if self._open_aborted is not None:
+            claim = _accepted_claims(self._archive, covered).get(found.digest or "")
+            more = claim.open_aborted if claim is not None else None
+            self._open_aborted = _joined(self._open_aborted, more)
 
     def record(self, covered: OffsetRange, writer_id: str, now_ms: int) -> Compaction:
         """Return the compaction record."""
@@ -324,6 +339,7 @@ class _Merging:
             created_ms=now_ms,
             gaps=tuple(self._gaps),
             gap_counts=self._gap_counts,
+            open_aborted=self._open_aborted,
         )
 
     def finish(self, record: Compaction, name: str) -> str:

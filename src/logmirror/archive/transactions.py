@@ -70,10 +70,7 @@ class Outcomes:
             if len(offsets):
                 self._offsets[producer].append(offsets)
                 self._aborts[producer].append(aborts[of_producer])
-                self._open.pop(producer, None)
-                began = began[began > offsets[-1]]
-            if len(began):
-                self._open.setdefault(producer, int(began[0]))
+            _follow(self._open, producer, offsets, began)
 
     def mark(self, batches: Batches) -> None:
         """Mark batches that were added before as aborted if their transaction did not commit.
@@ -92,6 +89,42 @@ class Outcomes:
         """Drop the outcomes; open transactions are kept."""
         self._offsets.clear()
         self._aborts.clear()
+
+
+class OpenAborted:
+    """The aborted transactions of one native object whose markers are not in it.
+
+    A copy ends where the oldest open transaction begins. The markers of transactions that have
+    ended may be behind that. The source has reported which of them were aborted.
+
+    Attributes:
+        firsts: Their first offsets in the object, by producer ID.
+    """
+
+    def __init__(self) -> None:
+        self.firsts: dict[int, int] = {}
+
+    def add(self, data: memoryview, batches: Batches, start: int, stop: int) -> None:
+        """Add the next batches, from index `start` to `stop`; `data` holds the bytes of all."""
+        is_aborted = batches.kinds == KIND_ABORTED
+        is_aborted[:start] = is_aborted[stop:] = False
+        if not self.firsts and not is_aborted.any():
+            return
+        producers, bases = batches.producer_ids, batches.base_offsets
+        at, _ = _markers(data, batches)
+        at = at[(at >= start) & (at < stop)]
+        for producer in np.unique(np.concatenate([producers[is_aborted], producers[at]])).tolist():
+            began = bases[is_aborted & (producers == producer)]
+            _follow(self.firsts, producer, bases[at[producers[at] == producer]], began)
+
+
+def _follow(firsts: dict[int, int], producer: int, ended: Words, began: Words) -> None:
+    """Add the markers and the batches of a producer to its first offset of an open transaction."""
+    if len(ended):
+        firsts.pop(producer, None)
+        began = began[began > ended[-1]]
+    if len(began):
+        firsts.setdefault(producer, int(began[0]))
 
 
 def has_transactions(batches: Batches) -> bool:

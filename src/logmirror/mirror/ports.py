@@ -11,22 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, Protocol
 
-from logmirror.errors import InternalError, UnavailableError
+from logmirror.errors import InternalError, LogmirrorError, UnavailableError
 from logmirror.model import ColumnTypes, EpochEnd, Gap, Limits, OffsetRange, TopicPartition, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from logmirror.cluster.properties import ConnectionSettings
-    from logmirror.errors import LogmirrorError
     from logmirror.locations import StoreLocation
     from logmirror.mirror.takeover_spec import Takeover
 
-
 SLOT_BYTES: Final = 320 << 20
-"""Memory of a slot, in bytes, if none is configured. All buffers have their full size, and three
-destinations, one of them a bucket, are written in parallel. A worker process stays below 512 MiB
-in all."""
+"""Memory of a slot, in bytes, if none is configured: buffers of their full size for three parallel
+destinations, one of them a bucket. A worker process stays below 512 MiB in all."""
 
 ChainStart = Literal["earliest"] | int | None
 """First offset of a new chain. None: offset 0. `earliest`: the source's log start offset."""
@@ -347,6 +344,9 @@ class Receipt:
 
     leader_epoch: int = -1
     """The source's leader epoch of the batch that holds the last offset. -1: unknown."""
+
+    open_aborted: tuple[tuple[int, int], ...] | None = None
+    """See `Claim.open_aborted`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
+from logmirror.archive.json_codec import OPEN_ABORTED_MAX
+from logmirror.archive.transactions import OpenAborted
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.ports import GapSummary, Receipt, SliceResult
@@ -231,6 +233,7 @@ class Transfer:
         self._epoch = -1  # leader epoch of the batch before `position`
         self._object_started_ms = self._clock.monotonic_ms()
         self._gaps: list[Gap] = []
+        self._open_aborted = OpenAborted()
 
     def _copy_batches(self, fetched: Fetched) -> int:
         batches = fetched.batches
@@ -252,6 +255,7 @@ class Transfer:
                 end = int(batches.positions[part - 1] + batches.sizes[part - 1])
                 count = self._count_records(fetched, start, part)
                 self._writer().append_batches(fetched.buffer[begin:end], count)
+                self._open_aborted.add(fetched.buffer, batches, start, part)
             if last is not None and trigger is not None:
                 self._close(last, trigger)
                 if not self.is_reading:
@@ -342,6 +346,7 @@ class Transfer:
             digest=digest,
             created_ms=self._clock.now_ms(),
             leader_epoch=epoch,
+            open_aborted=self._take_open_aborted(),
         )
         existed, claimed_by = False, ""
         if not self._slice.staged:
@@ -366,6 +371,7 @@ class Transfer:
                 existed=existed,
                 claimed_by=claimed_by,
                 leader_epoch=epoch,
+                open_aborted=claim.open_aborted,
             )
         )
         self._object_started_ms = now_ms
@@ -387,6 +393,11 @@ class Transfer:
             is_whole = self.wants_rows and self._cut.limit <= end  # the rejected record ends a gap
             self._close(end - 1, self._cut.limit_trigger if is_whole else Trigger.EXPLICIT)
         raise refused.error()
+
+    def _take_open_aborted(self) -> tuple[tuple[int, int], ...] | None:
+        found, self._open_aborted = self._open_aborted.firsts, OpenAborted()
+        is_known = self._spec.format == "native" and len(found) <= OPEN_ABORTED_MAX
+        return tuple(sorted(found.items())) if is_known else None
 
     def _take_gaps(self, covered: OffsetRange, record_count: int) -> GapSummary:
         ledger, later = GapLedger(), []

@@ -248,8 +248,10 @@ class Objects:
         """
         name, covered = self.name(segment), _covered(segment)
         witness = read_witness(self._store, self._folder, covered, name=name)
+        digest, open_aborted = f"xxh3:{seen.digest.hexdigest()}", None
         if witness:
-            check_digest(f"xxh3:{seen.digest.hexdigest()}", witness, name=name)
+            check_digest(digest, witness, name=name)
+            open_aborted = witness[digest].open_aborted
         elif seen.is_whole and is_sound(segment, file, seen.size_bytes):
             check_end(seen.end, covered, name=name)
         else:
@@ -259,6 +261,8 @@ class Objects:
                 name=name,
             )
         if seen.is_whole:
+            if open_aborted is not None:
+                seen.events.decide(open_aborted, segment.next_offset)
             seen.keep(segment)
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:

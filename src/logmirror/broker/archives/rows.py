@@ -20,7 +20,7 @@ from logmirror.wire.columns import ContentDigest
 from logmirror.wire.serve_columns import serve_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from logmirror.stores.base import BlobStore
 
@@ -45,19 +45,19 @@ def checked_batches(store: BlobStore, folder: str, name: str, *, utf8: bool) -> 
         KeyError: There is no such object.
     """
     covered, extension = parse_object_name(name)
-    witness = read_witness(store, folder, covered, name=name)
+    witness: Collection[str] = read_witness(store, folder, covered, name=name).keys()
     if extension == PARQUET:
         metadata = _metadata(_footer(store, folder, name), folder, name)
         if metadata is not None:
             check_digest(metadata.digest, witness, name=name)
-            witness = frozenset({metadata.digest})
+            witness = {metadata.digest}
     rows = _checked(iterate(store, folder, name, utf8=utf8), witness, name)
     # A reader may have read some of the parts before they were merged.
     starts = part_starts(store, folder, covered)
     yield from serve_columns(rows, covered.first, covered.last, starts)
 
 
-def _checked(rows: Iterator[Any], witness: frozenset[str], name: str) -> Iterator[Any]:
+def _checked(rows: Iterator[Any], witness: Collection[str], name: str) -> Iterator[Any]:
     covered, _ = parse_object_name(name)
     digest, end = ContentDigest(), covered.first
     for batch in rows:

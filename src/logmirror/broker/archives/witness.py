@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logmirror.archive.claims import accepted_digests
+from logmirror.archive.claims import accepted_claims
 from logmirror.archive.compactions import expected_content
 from logmirror.errors import CorruptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from logmirror.archive.claims import Claim
     from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore
 
 
 def read_witness(
     store: BlobStore, folder: str, covered: OffsetRange, *, name: str
-) -> frozenset[str]:
-    """Return the digests that an object may have; empty: not known.
+) -> Mapping[str, Claim]:
+    """Return the claims of an object by the digests that it may have; empty: not known.
 
     Args:
         store: The archive.
@@ -35,13 +38,13 @@ def read_witness(
     """
     claim = expected_content(store, folder, covered)
     if claim is None:
-        return frozenset()
+        return {}
     if claim.covered != covered:
         raise differs("range", str(claim.covered), str(covered), name=name)
-    return accepted_digests(store, folder.rpartition("/")[0], claim)
+    return accepted_claims(store, folder.rpartition("/")[0], claim)
 
 
-def check_digest(found: str, witness: frozenset[str], *, name: str) -> None:
+def check_digest(found: str, witness: Collection[str], *, name: str) -> None:
     """Raise CorruptionError if the digest is not one that the object may have."""
     if witness and found not in witness:
         raise differs("digest", ", ".join(sorted(witness)), found, name=name)
