@@ -78,6 +78,19 @@ class GapCause(enum.StrEnum):
     except for those that `compact` merged from mirror-v3's."""
 
 
+class Decided(NamedTuple):
+    """How the transactions ended that are open at the end of a native object."""
+
+    last: int
+    """The last offset of that object, as it was copied."""
+
+    aborted: tuple[int, ...]
+    """Producer IDs of those that were aborted."""
+
+    committed: tuple[int, ...]
+    """Producer IDs of those that were committed."""
+
+
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Gap:
     """A run of offsets without records, `first` and `last` included, and its cause."""

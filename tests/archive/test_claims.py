@@ -35,7 +35,7 @@ from logmirror.errors import (
     UnavailableError,
     UsageError,
 )
-from logmirror.model import OFFSET_MAX, Gap, GapCause, OffsetRange, Trigger
+from logmirror.model import OFFSET_MAX, Decided, Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 
 FOLDER = "orders/3"
@@ -280,13 +280,13 @@ gaps = st.builds(
     st.text(max_size=20),
     st.tuples(
         st.none() | st.integers(0, 2**31),
-        st.none() | st.lists(st.tuples(st.integers(0, 2**62), st.integers(0, OFFSET_MAX))),
+        st.none() | st.tuples(st.lists(st.integers(0, 2**62)), st.lists(st.integers(0, 2**62))),
     ),
     st.lists(gaps, max_size=5),
     st.sampled_from(Trigger),
 )
 def test_claims_round_trip(first, topic, optional, runs, trigger):
-    epoch, aborted = optional
+    epoch, ended = optional
     claim = claim_of(
         first,
         OFFSET_MAX,
@@ -294,7 +294,7 @@ def test_claims_round_trip(first, topic, optional, runs, trigger):
         leader_epoch=epoch,
         gaps=tuple(runs),
         trigger=trigger,
-        open_aborted=None if aborted is None else tuple(aborted),
+        decided=() if ended is None else (Decided(OFFSET_MAX, *map(tuple, ended)),),
     )
     name = claim_name("orders", 3, first)
     assert Claim.from_bytes(claim.to_bytes(), name=name) == claim
@@ -309,9 +309,9 @@ def test_the_bytes_of_a_claim_are_pinned():
         gap_counts={GapCause.CONTROL: 2, GapCause.ABORTED: 0},
         topic="größe",
     )
-    native = replace(claim, open_aborted=((4000, 8),)).to_bytes().decode()
+    native = replace(claim, decided=(Decided(9, (4000,), (1, 7)),)).to_bytes().decode()
     assert native.partition(',"check"')[0] == (
-        claim.to_bytes().decode().partition(',"check"')[0] + ',"open_aborted":[[4000,8]]'
+        claim.to_bytes().decode().partition(',"check"')[0] + ',"decided":[[9,[4000],[1,7]]]'
     )
     assert claim.to_bytes().decode() == (
         '{"version":1,"from":5,"to":9,"digest":"xxh3:99aa06d3014798d86001c324468d497f",'

@@ -12,7 +12,7 @@ from logmirror.archive.compactions import (
     read_compaction,
 )
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import Gap, GapCause, OffsetRange
+from logmirror.model import Decided, Gap, GapCause, OffsetRange
 from logmirror.testing import MemoryStore
 
 RECORD = Compaction(
@@ -30,7 +30,7 @@ RECORD = Compaction(
     created_ms=5,
     gaps=(Gap(first=12, last=13, cause=GapCause.CONTROL),),
     gap_counts={GapCause.CONTROL: 2},
-    open_aborted=((7, 25), (9, 28)),
+    decided=(Decided(19, (7,), ()), Decided(29, (), (7, 9))),
 )
 
 
@@ -50,8 +50,9 @@ def test_a_record_survives_its_bytes():
         {"partition": 4},
         {"version": 0},
         {"holes": [[1, 2, "because"]]},
-        {"open_aborted": [[1]]},
-        {"open_aborted": None},
+        {"decided": [[1]]},
+        {"decided": None},
+        {"decided": [[29, [], [1]], [19, [], [1]]]},
     ],
 )
 def test_a_record_that_is_none_is_refused_by_name(change):

@@ -20,7 +20,7 @@ from logmirror.archive.envelope import COMPRESSIONS, ROW_GROUP_BYTES, ROW_GROUP_
 from logmirror.archive.naming import parse_name
 from logmirror.archive.ndjson import read_ndjson
 from logmirror.archive.object_check import check_object
-from logmirror.model import Gap, GapCause, OffsetRange, Trigger
+from logmirror.model import Decided, Gap, GapCause, OffsetRange, Trigger
 from logmirror.testing import MemoryStore
 
 PAGES = Path(__file__).parents[2] / "docs" / "formats"
@@ -109,7 +109,7 @@ def test_the_page_lists_the_fields_of_a_claim():
         trigger=Trigger.DAILY,
         leader_epoch=0,
         gaps=(Gap(first=0, last=0, cause=GapCause.ABORTED),),
-        open_aborted=((7, 0),),
+        decided=(Decided(1, (7,), ()),),
         rewritable=True,
         gap_counts={GapCause.ABORTED: 1},
     )

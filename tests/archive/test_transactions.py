@@ -13,7 +13,7 @@ from logmirror.archive.checked_rows import ObjectRows
 from logmirror.archive.naming import format_name
 from logmirror.archive.piece_rows import LastStableOffset, PieceRows, outcomes
 from logmirror.archive.pieces import cut, list_partition
-from logmirror.archive.transactions import OpenAborted
+from logmirror.archive.transactions import OpenTransactions
 from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
 from logmirror.testing import MemoryStore
 from logmirror.wire.batch_header import MarkerType, parse_header
@@ -163,30 +163,28 @@ def test_a_stream_may_read_up_to_the_first_open_transaction(seed):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_aborted_transactions_of_an_object_whose_markers_are_behind_it(seed):
+def test_the_transactions_of_an_object_whose_markers_are_behind_it(seed):
     chooser = random.Random(seed)
     batches, _, _ = log(seed, last_open=False)
     aborted = aborted_in(batches)
-    wanted_in_all = 0
+    values = set()
     for _ in range(20):
         start, stop = sorted(chooser.sample(range(len(batches) + 1), 2))
-        first, end = batches[start][0], (*(at for at, _ in batches), OFFSET_MAX)[stop]
-        wanted = {}
-        for producer, begin, marker in aborted:
-            if begin < end <= marker:
-                of_it = [at for at, data in batches[start:stop] if at >= begin]
-                inside = [at for at in of_it if producer_of(batches, at) == producer]
-                wanted |= {producer: inside[0]} if inside else {}
-        found, data = OpenAborted(), bytearray(b"".join(data for _, data in batches))
+        first = batches[start][0]
+        wanted, ended = {}, set()
+        for at, data in reversed(batches[start:stop]):
+            header = parse_header(data, 0)
+            if header.is_control:
+                ended.add(header.producer_id)
+            elif header.is_transactional and header.producer_id not in ended | wanted.keys():
+                own = [span for one, *span in aborted if one == header.producer_id]
+                wanted[header.producer_id] = any(begin <= at < marker for begin, marker in own)
+        found, data = OpenTransactions(), bytearray(b"".join(data for _, data in batches))
         overlapping = [(p, begin) for p, begin, marker in aborted if marker >= first]
         scanned = BatchScanner().scan(memoryview(data), len(data), aborted=overlapping)
         between = chooser.randint(start, stop)
         found.add(memoryview(data), scanned, start, between)
         found.add(memoryview(data), scanned, between, stop)
-        assert found.firsts == wanted
-        wanted_in_all += len(wanted)
-    assert wanted_in_all
-
-
-def producer_of(batches, offset):
-    return parse_header(dict(batches)[offset], 0).producer_id
+        assert found.is_aborted == wanted
+        values |= {*wanted.values()}
+    assert values == {False, True}

@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from kit.runs.archive_history import FOLDER, FORMATS, drawn, short
+from kit.runs.archive_history import FOLDER, FORMATS, cleaned, drawn, short
 from kit.runs.archive_mount import PLACES, Mount
 from kit.runs.archive_runs import (
     Case,
@@ -31,6 +31,7 @@ from kit.tiers import IS_THIN, NIGHTLY, PLANTED, sized
 from logmirror.archive import chain
 from logmirror.broker.archives import mounts, objects
 from logmirror.broker.log import mounted_log
+from logmirror.broker.log.mounted_transactions import TransactionEvents
 from logmirror.broker.log.segment import Segment
 from logmirror.errors import UnavailableError
 from logmirror.stores.filesystem import FilesystemStore
@@ -59,7 +60,7 @@ def folder() -> Iterator[Path]:
 def test_changes_before_every_request_of_a_start_and_of_a_poll(folder, form, place):
     for seed in sized((1,), (1, 2), (1, 2)):
         history = short(form, seed)
-        some = some_cases(history, place, folder, sized(3, 18, 1), f"{form} {place} {seed}")
+        some = some_cases(history, place, folder, sized(3, 18, 1), f"{seed} {form} {place}")
         errors = records = looked = 0
         for case in cases(history, place, folder) if NIGHTLY else some:
             judge = interrupted(history, place, folder, case, seed)
@@ -80,6 +81,24 @@ def test_a_writer_is_killed_at_each_change_and_another_one_takes_over(folder, fo
         judge = followed(history, PLACES[number % 2], folder)
         assert judge.problems == [], history.happened
         assert judge.records
+
+
+@pytest.mark.thinned
+def test_transactions_whose_markers_the_source_has_removed_end_as_there(folder):
+    removed = 0
+    for seed in range(sized(4, 40, 400)):
+        history, count = cleaned(seed)
+        judge = followed(history, PLACES[seed % 2], folder)
+        assert judge.problems == [], seed
+        removed += count
+    assert removed
+
+
+@PLANTED
+def test_a_response_beyond_the_end_of_such_a_transaction_is_found(folder):
+    with mock.patch.object(mounted_log, "bisect_right", lambda breaks, _: len(breaks)):
+        judges = [followed(cleaned(seed)[0], "bucket", folder) for seed in range(10)]
+    assert any(judge.problems for judge in judges)
 
 
 @pytest.mark.thinned
@@ -162,23 +181,24 @@ def _own_markers(segment: Any, _following: object) -> object:
 
 _NEVER = property(lambda _: False, lambda _, __: None)
 FAULTS = {
-    "log start": ("parquet", "directory", FilesystemStore, "_entries", _one_scan),
-    "0: log start": ("native", "bucket", mounts, "chain", _any_start),
-    "KAFKA_STORAGE_ERROR": ("ndjson", "bucket", objects.Objects, "is_outdated", _NEVER),
-    "are not decided": ("native", "bucket", mounted_log, "_outcome", _all_decided),
-    "has not come to": ("native", "directory", mounted_log, "_outcome", _own_markers),
-    "high watermark": ("parquet", "bucket", mounts, "_added", lambda *_: None),
+    "log start": (0, "parquet", "directory", FilesystemStore, "_entries", _one_scan),
+    "0: log start": (0, "native", "bucket", mounts, "chain", _any_start),
+    "KAFKA_STORAGE_ERROR": (0, "ndjson", "bucket", objects.Objects, "is_outdated", _NEVER),
+    "are not decided": (0, "native", "bucket", mounted_log, "_outcome", _all_decided),
+    "has not come to": (0, "native", "directory", mounted_log, "_outcome", _own_markers),
+    "last stable offset": (1, "native", "bucket", TransactionEvents, "finish", lambda _: None),
+    "high watermark": (0, "parquet", "bucket", mounts, "_added", lambda *_: None),
 }
 
 
 @PLANTED
 @pytest.mark.parametrize("problem", FAULTS)
 def test_faults_of_a_mount_are_found(folder, problem):
-    form, place, part, name, fault = FAULTS[problem]
+    seed, form, place, part, name, fault = FAULTS[problem]
     with mock.patch.object(part, name, fault, create=True):
-        judge = _judged(short(form, 0), place, folder, problem)
+        judge = _judged(short(form, seed), place, folder, problem)
     assert judge is not None
-    assert _judged(short(form, 0), place, folder, problem) is None
+    assert _judged(short(form, seed), place, folder, problem) is None
 
 
 def _judged(history: History, place: str, folder: Path, problem: str) -> Judge | None:

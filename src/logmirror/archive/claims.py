@@ -26,13 +26,13 @@ from logmirror.archive import json_codec
 from logmirror.archive.json_codec import integer, text
 from logmirror.archive.naming import format_name
 from logmirror.errors import PositionError, PositionMovedError, UnavailableError
-from logmirror.model import OFFSET_MAX, Gap, GapCause, OffsetRange, Trigger
+from logmirror.model import OFFSET_MAX, Decided, Gap, GapCause, OffsetRange, Trigger
 from logmirror.stores.base import AlreadyExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from logmirror.archive.json_codec import Fields, OpenAborted
+    from logmirror.archive.json_codec import Fields
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
@@ -93,9 +93,12 @@ class Claim:
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
     """How many offsets have no record, by cause; complete even if `gaps` is not."""
 
-    open_aborted: OpenAborted | None = None
-    """Of a native object: the aborted transactions whose markers are behind it. All others that are
-    open at its end were committed. None: not known."""
+    decided: tuple[Decided, ...] = ()
+    """Of a native object with open transactions at its end: how they ended. Of a merged one: the
+    same of its parts, as far as it is known."""
+
+    is_merged: bool = False
+    """Not of a file: stands for a compaction record; see `Compaction.as_claim`."""
 
     def all_gaps(self) -> Mapping[GapCause, int]:
         """Return `gap_counts`; for a claim without it, the counts that follow from `gaps`.
@@ -132,7 +135,7 @@ class Claim:
         content |= json_codec.gap_fields(self.gaps, self.gap_counts)
         if self.rewritable:
             content["rewritable"] = True
-        content |= json_codec.open_aborted_field(self.open_aborted)
+        content |= json_codec.decided_field(self.decided)
         body = json_codec.encode(content)[:-1]
         return body + _CHECK + _checksum(body) + b'"}\n'
 
@@ -180,7 +183,7 @@ class Claim:
             gaps=json_codec.read_gaps(content),
             rewritable=content.get("rewritable", False) is True,
             gap_counts=json_codec.read_counts(content),
-            open_aborted=json_codec.read_open_aborted(content),
+            decided=json_codec.read_decided(content),
         )
 
 

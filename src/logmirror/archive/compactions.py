@@ -19,13 +19,13 @@ from logmirror.archive.claims import Claim, read_claim
 from logmirror.archive.cover import Cover, cover
 from logmirror.archive.json_codec import integer, text
 from logmirror.errors import CorruptionError
-from logmirror.model import Gap, GapCause, OffsetRange, Trigger
+from logmirror.model import Decided, Gap, GapCause, OffsetRange, Trigger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from logmirror.archive.chain import ArchiveObject
-    from logmirror.archive.json_codec import Fields, OpenAborted
+    from logmirror.archive.json_codec import Fields
     from logmirror.stores.base import BlobStore
 
 VERSION: Final = 1
@@ -86,8 +86,8 @@ class Compaction:
     gap_counts: Mapping[GapCause, int] = field(default_factory=dict)
     """How many offsets have no record, by cause; empty if a part has no counts."""
 
-    open_aborted: OpenAborted | None = None
-    """Those of all parts' claims; None: not known of a part."""
+    decided: tuple[Decided, ...] = ()
+    """Those of all parts' claims."""
 
     def as_claim(self) -> Claim:
         """Return the claim that an object with this content would have."""
@@ -103,7 +103,8 @@ class Compaction:
             trigger=Trigger.EXPLICIT,
             gaps=self.gaps,
             gap_counts=self.gap_counts,
-            open_aborted=self.open_aborted,
+            decided=self.decided,
+            is_merged=True,
         )
 
     def to_bytes(self) -> bytes:
@@ -122,7 +123,7 @@ class Compaction:
             "created_ms": self.created_ms,
         }
         content |= json_codec.gap_fields(self.gaps, self.gap_counts)
-        content |= json_codec.open_aborted_field(self.open_aborted)
+        content |= json_codec.decided_field(self.decided)
         return json_codec.encode(content) + b"\n"
 
     @classmethod
@@ -173,7 +174,7 @@ class Compaction:
             created_ms=integer(content["created_ms"]),
             gaps=json_codec.read_gaps(content),
             gap_counts=json_codec.read_counts(content),
-            open_aborted=json_codec.read_open_aborted(content),
+            decided=json_codec.read_decided(content),
         )
 
 

@@ -7,22 +7,18 @@ covers them.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from logmirror.errors import CorruptionError, UsageError
-from logmirror.model import Gap, GapCause, OffsetRange
+from logmirror.model import Decided, Gap, GapCause, OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Fields = dict[str, Any]
-OpenAborted = tuple[tuple[int, int], ...]
-"""Producer ID and first offset in the object, of each transaction; see `transactions`."""
-
-OPEN_ABORTED_MAX: Final = 1000
-"""Limit for these transactions; if there are more, they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +129,26 @@ def read_counts(content: Fields) -> dict[GapCause, int]:
     return {GapCause(cause): integer(count) for cause, count in counts.items()}
 
 
-def open_aborted_field(found: OpenAborted | None) -> Fields:
-    """Return the field `open_aborted`; it is left out if it is not known."""
-    return {} if found is None else {"open_aborted": [list(pair) for pair in found]}
+def decided_field(found: Iterable[Decided]) -> Fields:
+    """Return the field `decided`; it is left out if there is none."""
+    listed = [[one.last, list(one.aborted), list(one.committed)] for one in found]
+    return {"decided": listed} if listed else {}
 
 
-def read_open_aborted(content: Fields) -> OpenAborted | None:
-    """Return the transactions of the field `open_aborted`; None: not known.
+def read_decided(content: Fields) -> tuple[Decided, ...]:
+    """Return the field `decided`.
 
     Raises:
-        TypeError, ValueError: It is not a list of `[producer ID, first offset]`.
+        TypeError, ValueError: It is not a list of `[last offset, producer IDs of those that were
+            aborted, producer IDs of those that were committed]`, ascending.
     """
-    if "open_aborted" not in content:
-        return None
-    return tuple((integer(one), integer(first)) for one, first in content["open_aborted"])
+    found = tuple(
+        Decided(integer(last), tuple(map(integer, aborted)), tuple(map(integer, committed)))
+        for last, aborted, committed in content.get("decided", ())
+    )
+    if any(before.last >= after.last for before, after in itertools.pairwise(found)):
+        raise ValueError(found)
+    return found
 
 
 def read_range(content: Fields) -> OffsetRange:

@@ -23,14 +23,13 @@ from logmirror.archive.compactions import (
 from logmirror.archive.digest import object_digest
 from logmirror.archive.envelope import ParquetEncoder
 from logmirror.archive.gap_facts import GapFacts
-from logmirror.archive.json_codec import OPEN_ABORTED_MAX
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name
 from logmirror.archive.object_check import check_object
 from logmirror.archive.parquet_columns import common_types
 from logmirror.archive.reader import object_types
 from logmirror.errors import CorruptionError, LogmirrorError, PositionError, UsageError
-from logmirror.model import ColumnTypes, Gap, GapCause, Limits, OffsetRange
+from logmirror.model import ColumnTypes, Decided, Gap, GapCause, Limits, OffsetRange
 from logmirror.stores.base import AlreadyExistsError
 from logmirror.wire.columns import ContentDigest
 
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 
     from logmirror.archive.chain import ArchiveObject
     from logmirror.archive.claims import Claim
-    from logmirror.archive.json_codec import OpenAborted
     from logmirror.archive.object_check import ObjectReport
     from logmirror.clock import Clock
     from logmirror.stores.base import BlobStore, StagedObject
@@ -241,13 +239,6 @@ def _accepted_claims(archive: Archive, covered: OffsetRange) -> dict[str, Claim]
     return accepted_claims(archive.store, archive.folder.rpartition("/")[0], claim)
 
 
-def _joined(before: OpenAborted, more: OpenAborted | None) -> OpenAborted | None:
-    """Return the transactions of two parts; None: not known of one, or too many."""
-    if more is None or len(before) + len(more) > OPEN_ABORTED_MAX:
-        return None
-    return before + more
-
-
 class _Merging:
     """One merged object under construction; the `ContentSink` of its parts' checks."""
 
@@ -270,7 +261,7 @@ class _Merging:
         self._record_count = 0
         self._gaps: list[Gap] = []
         self._gap_counts = dict.fromkeys(GapCause, 0)
-        self._open_aborted: OpenAborted | None = () if archive.extension == NATIVE else None
+        self._decided: list[Decided] = []
         self.part_bytes = 0
 
     def take_bytes(self, data: memoryview) -> None:
@@ -309,10 +300,9 @@ class _Merging:
         self._gaps += gaps.runs[: _GAP_RUNS_MAX - len(self._gaps)]
         for cause, count in gaps.counts.items():
             self._gap_counts[cause] += count
-        if self._open_aborted is not None:
+        if self._archive.extension == NATIVE:
             claim = _accepted_claims(self._archive, covered).get(found.digest or "")
-            more = claim.open_aborted if claim is not None else None
-            self._open_aborted = _joined(self._open_aborted, more)
+            self._decided += claim.decided if claim is not None else ()
 
     def record(self, covered: OffsetRange, writer_id: str, now_ms: int) -> Compaction:
         """Return the compaction record."""
@@ -339,7 +329,7 @@ class _Merging:
             created_ms=now_ms,
             gaps=tuple(self._gaps),
             gap_counts=self._gap_counts,
-            open_aborted=self._open_aborted,
+            decided=tuple(self._decided),
         )
 
     def finish(self, record: Compaction, name: str) -> str:

@@ -91,31 +91,35 @@ class Outcomes:
         self._aborts.clear()
 
 
-class OpenAborted:
-    """The aborted transactions of one native object whose markers are not in it.
+class OpenTransactions:
+    """The transactions of one native object whose markers are not in it.
 
     A copy ends where the oldest open transaction begins. The markers of transactions that have
     ended may be behind that. The source has reported which of them were aborted.
 
     Attributes:
-        firsts: Their first offsets in the object, by producer ID.
+        is_aborted: Whether it was aborted, by producer ID.
     """
 
     def __init__(self) -> None:
-        self.firsts: dict[int, int] = {}
+        self.is_aborted: dict[int, bool] = {}
 
     def add(self, data: memoryview, batches: Batches, start: int, stop: int) -> None:
         """Add the next batches, from index `start` to `stop`; `data` holds the bytes of all."""
-        is_aborted = batches.kinds == KIND_ABORTED
-        is_aborted[:start] = is_aborted[stop:] = False
-        if not self.firsts and not is_aborted.any():
+        is_part = _is_part(batches)
+        is_part[:start] = is_part[stop:] = False
+        if not self.is_aborted and not is_part.any():
             return
-        producers, bases = batches.producer_ids, batches.base_offsets
         at, _ = _markers(data, batches)
         at = at[(at >= start) & (at < stop)]
-        for producer in np.unique(np.concatenate([producers[is_aborted], producers[at]])).tolist():
-            began = bases[is_aborted & (producers == producer)]
-            _follow(self.firsts, producer, bases[at[producers[at] == producer]], began)
+        ended = dict(zip(batches.producer_ids[at].tolist(), at.tolist(), strict=True))
+        for producer in ended:
+            self.is_aborted.pop(producer, None)
+        rows = np.flatnonzero(is_part)[::-1]  # the last batch of each producer
+        producers, last = np.unique(batches.producer_ids[rows], return_index=True)
+        kinds = batches.kinds[rows[last]] == KIND_ABORTED
+        found = zip(producers.tolist(), rows[last].tolist(), kinds.tolist(), strict=True)
+        self.is_aborted |= {one: kind for one, row, kind in found if row > ended.get(one, -1)}
 
 
 def _follow(firsts: dict[int, int], producer: int, ended: Words, began: Words) -> None:

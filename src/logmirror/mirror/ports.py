@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from logmirror.cluster.properties import ConnectionSettings
     from logmirror.locations import StoreLocation
     from logmirror.mirror.takeover_spec import Takeover
+    from logmirror.model import Decided
 
 SLOT_BYTES: Final = 320 << 20
-"""Memory of a slot, in bytes, if none is configured: buffers of their full size for three parallel
-destinations, one of them a bucket. A worker process stays below 512 MiB in all."""
+"""Memory of a slot, in bytes, if none is configured. A worker process stays below 512 MiB."""
 
 ChainStart = Literal["earliest"] | int | None
 """First offset of a new chain. None: offset 0. `earliest`: the source's log start offset."""
@@ -345,8 +345,8 @@ class Receipt:
     leader_epoch: int = -1
     """The source's leader epoch of the batch that holds the last offset. -1: unknown."""
 
-    open_aborted: tuple[tuple[int, int], ...] | None = None
-    """See `Claim.open_aborted`."""
+    decided: tuple[Decided, ...] = ()
+    """See `Claim.decided`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

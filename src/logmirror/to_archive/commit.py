@@ -103,7 +103,7 @@ class Committer:
                 digest=receipt.digest,
                 created_ms=self._clock.now_ms(),
                 leader_epoch=receipt.leader_epoch,
-                open_aborted=receipt.open_aborted,
+                decided=receipt.decided,
             )
             store = self._open_store(work.archive.location)
             published = publish(work, store, receipt.token, claim)

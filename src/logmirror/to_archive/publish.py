@@ -13,9 +13,8 @@ from logmirror.model import GapCause
 
 if TYPE_CHECKING:
     from logmirror.archive.claims import Published
-    from logmirror.archive.json_codec import OpenAborted
     from logmirror.mirror.ports import GapSummary, Work
-    from logmirror.model import OffsetRange, Trigger
+    from logmirror.model import Decided, OffsetRange, Trigger
     from logmirror.stores.base import BlobStore
 
 
@@ -29,7 +28,7 @@ def make_claim(  # noqa: PLR0913  # one argument per fact of the caller
     digest: str,
     created_ms: int,
     leader_epoch: int,
-    open_aborted: OpenAborted | None = None,
+    decided: tuple[Decided, ...] = (),
 ) -> Claim:
     """Return the claim for one object of this slice."""
     topic_id = work.slice.topic_id
@@ -55,7 +54,7 @@ def make_claim(  # noqa: PLR0913  # one argument per fact of the caller
             GapCause.ABORTED: gaps.aborted,
             GapCause.COMPACTED: compacted,
         },
-        open_aborted=open_aborted,
+        decided=decided,
         rewritable=work.slice.compacted or work.archive.compaction == "log",
     )
 

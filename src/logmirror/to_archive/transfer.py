@@ -11,17 +11,16 @@ slice that fails, ends or restarts elsewhere does not affect the others.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from logmirror.archive.claims import Claim, ClaimTakenError, read_claim
-from logmirror.archive.json_codec import OPEN_ABORTED_MAX
-from logmirror.archive.transactions import OpenAborted
+from logmirror.archive.transactions import OpenTransactions
 from logmirror.clock import SYSTEM_CLOCK, Clock
 from logmirror.errors import LogmirrorError
 from logmirror.mirror.ports import GapSummary, Receipt, SliceResult
-from logmirror.model import Gap, GapCause, OffsetRange, Trigger
+from logmirror.model import Decided, Gap, GapCause, OffsetRange, Trigger
 from logmirror.source.column_types import Gate
 from logmirror.source.gaps import GapLedger, batch_gaps, unexplained_gap
 from logmirror.to_archive.cut import Cut
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
     from logmirror.wire.decode import RecordDecoder
     from logmirror.wire.gate import Late, Refused
     from logmirror.wire.scan import Batches
+
+_DECIDED_MAX: Final = 1000
+"""Limit for the open transactions of a claim; with more, their outcomes are left out."""
 
 
 class Transfer:
@@ -233,7 +235,7 @@ class Transfer:
         self._epoch = -1  # leader epoch of the batch before `position`
         self._object_started_ms = self._clock.monotonic_ms()
         self._gaps: list[Gap] = []
-        self._open_aborted = OpenAborted()
+        self._open = OpenTransactions()
 
     def _copy_batches(self, fetched: Fetched) -> int:
         batches = fetched.batches
@@ -255,7 +257,7 @@ class Transfer:
                 end = int(batches.positions[part - 1] + batches.sizes[part - 1])
                 count = self._count_records(fetched, start, part)
                 self._writer().append_batches(fetched.buffer[begin:end], count)
-                self._open_aborted.add(fetched.buffer, batches, start, part)
+                self._open.add(fetched.buffer, batches, start, part)
             if last is not None and trigger is not None:
                 self._close(last, trigger)
                 if not self.is_reading:
@@ -346,7 +348,7 @@ class Transfer:
             digest=digest,
             created_ms=self._clock.now_ms(),
             leader_epoch=epoch,
-            open_aborted=self._take_open_aborted(),
+            decided=self._take_decided(last),
         )
         existed, claimed_by = False, ""
         if not self._slice.staged:
@@ -371,7 +373,7 @@ class Transfer:
                 existed=existed,
                 claimed_by=claimed_by,
                 leader_epoch=epoch,
-                open_aborted=claim.open_aborted,
+                decided=claim.decided,
             )
         )
         self._object_started_ms = now_ms
@@ -394,10 +396,12 @@ class Transfer:
             self._close(end - 1, self._cut.limit_trigger if is_whole else Trigger.EXPLICIT)
         raise refused.error()
 
-    def _take_open_aborted(self) -> tuple[tuple[int, int], ...] | None:
-        found, self._open_aborted = self._open_aborted.firsts, OpenAborted()
-        is_known = self._spec.format == "native" and len(found) <= OPEN_ABORTED_MAX
-        return tuple(sorted(found.items())) if is_known else None
+    def _take_decided(self, last: int) -> tuple[Decided, ...]:
+        found, self._open = self._open.is_aborted, OpenTransactions()
+        if self._spec.format != "native" or not 0 < len(found) <= _DECIDED_MAX:
+            return ()
+        aborted = sorted(producer_id for producer_id, is_aborted in found.items() if is_aborted)
+        return (Decided(last, tuple(aborted), tuple(sorted(found.keys() - aborted))),)
 
     def _take_gaps(self, covered: OffsetRange, record_count: int) -> GapSummary:
         ledger, later = GapLedger(), []

@@ -8,10 +8,12 @@ nothing in an archive, so the changes are the same whatever a mount does between
 
 from __future__ import annotations
 
+import contextlib
 import random
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
+from unittest import mock
 
 from kit.fakes.scripted import ScriptedClient, SteppingClock, archive_spec, service
 from kit.runs.archive_source import partitions
@@ -21,6 +23,7 @@ from logmirror.archive.naming import split_name
 from logmirror.errors import LogmirrorError, OutcomeUnknownError, UnavailableError
 from logmirror.simulation.reading import covering
 from logmirror.testing import MemoryStore
+from logmirror.to_archive.transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -62,6 +65,7 @@ class History(NamedTuple):
         source: The partitions.
         extents: What each partition covers after so many changes; None: nothing, or no chain.
         happened: The names of what was done.
+        outcomes: Whether claims hold the outcomes of open transactions. Older ones do not.
     """
 
     form: str
@@ -69,6 +73,7 @@ class History(NamedTuple):
     source: list[Partition]
     extents: list[tuple[Extent | None, ...]]
     happened: list[str]
+    outcomes: bool
 
     @property
     def extension(self) -> str:
@@ -109,14 +114,26 @@ class Writers:
         form: The format.
         batches: The size of the source's first partition.
         max_offsets: `max-offsets` of the mirror.
+        outcomes: Whether claims hold the outcomes of open transactions.
+        compacted: The source has offset gaps in any case.
 
     Attributes:
         requests: Kinds of the requests of the last work that was not nested.
         happened: What was done.
     """
 
-    def __init__(self, seed: int, form: str, *, batches: int = 14, max_offsets: int = 4) -> None:
-        self.source = partitions(seed, batches=batches)
+    def __init__(  # noqa: PLR0913  # what the histories differ in
+        self,
+        seed: int,
+        form: str,
+        *,
+        batches: int = 14,
+        max_offsets: int = 4,
+        outcomes: bool = True,
+        compacted: bool = False,
+    ) -> None:
+        self.source = partitions(seed, batches=batches, compacted=compacted)
+        self._outcomes = outcomes
         self.form, self.requests, self.happened = form, list[str](), list[str]()
         self._spec = archive_spec(
             format=form, location=archive_spec().location, max_offsets=max_offsets
@@ -182,20 +199,25 @@ class Writers:
 
     # -- work -------------------------------------------------------------------------------------
 
-    def mirror(self, part: float = 1.0) -> None:
+    def mirror(self, part: float = 1.0, *, anywhere: bool = False) -> None:
         """Copy what is there of the source, of which a part is released."""
         for one in self.source:
-            one.release(part)
+            one.release(part, anywhere=anywhere)
         self._runs += 1
         self.happened.append(f"mirror {part}")
-        with service(
-            self._client(),
-            self._store,
-            spec=self._spec,
-            clock=self._clock,
-            names=(FOLDER,),
-            chain_start="earliest",
-        ) as (made, _):
+        older = mock.patch.object(Transfer, "_take_decided", return_value=())
+        made_by = contextlib.nullcontext() if self._outcomes else older
+        with (
+            made_by,
+            service(
+                self._client(),
+                self._store,
+                spec=self._spec,
+                clock=self._clock,
+                names=(FOLDER,),
+                chain_start="earliest",
+            ) as (made, _),
+        ):
             made.run(until_now=True)
 
     def compact(self, target_bytes: int = 1 << 20) -> None:
@@ -255,7 +277,7 @@ class Writers:
         for change in changes:
             (names.discard if change.data is None else names.add)(change.name)
             extents.append(self._extents(names))
-        return History(self.form, changes, self.source, extents, self.happened)
+        return History(self.form, changes, self.source, extents, self.happened, self._outcomes)
 
     def _extents(self, names: set[str]) -> tuple[Extent | None, ...]:
         folders = (f"{FOLDER}/{number}/" for number in range(len(self.source)))
@@ -280,7 +302,7 @@ def _range(name: str) -> tuple[int, int]:
 
 def short(form: str, seed: int = 1) -> History:
     """Return a history without faults: objects, a merge, more objects, a merge, and a trim."""
-    writers = Writers(seed, form)
+    writers = Writers(seed, form, outcomes=seed % 2 == 1)
     for part in (0.4, 0.7):
         writers.mirror(part)
         writers.compact()
@@ -290,10 +312,28 @@ def short(form: str, seed: int = 1) -> History:
     return writers.history()
 
 
+def cleaned(seed: int) -> tuple[History, int]:
+    """Return a history in which the source's log cleaner removes markers between two copies.
+
+    With it, the number of those that no copy has.
+    """
+    writers, removed = Writers(seed, "native", batches=30, compacted=True), 0
+    for part in (0.2, 0.4, 0.6, 0.8):
+        writers.mirror(part, anywhere=True)
+        removed += sum(one.clean() for one in writers.source)
+        if seed % 2:
+            writers.compact()
+    writers.mirror()
+    writers.compact()
+    return writers.history(), removed
+
+
 def drawn(seed: int) -> History:
     """Return a history in which writers fail, are killed, and work at the same time."""
     chooser = random.Random(f"history {seed}")
-    writers = Writers(seed, chooser.choice(FORMATS), batches=20, max_offsets=chooser.choice((2, 5)))
+    form, max_offsets = chooser.choice(FORMATS), chooser.choice((2, 5))
+    outcomes = random.Random(f"outcomes {seed}").random() < 0.5
+    writers = Writers(seed, form, batches=20, max_offsets=max_offsets, outcomes=outcomes)
     part = 0.0
     for _ in range(chooser.randint(3, 7)):
         part = min(1.0, part + chooser.random() * 0.4)

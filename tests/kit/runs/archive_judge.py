@@ -154,6 +154,7 @@ class Judge:
         numbers = range(len(mount.history.source))
         self.numbers = numbers
         self.has_aborted = mount.history.form == "native"
+        self._by_markers = self.has_aborted and not mount.history.outcomes
         self._strict, self._failed = set[int](), set[int]()
         self._known = dict.fromkeys(numbers, (0, 0))
         self._deleted = dict.fromkeys(numbers, 0)
@@ -177,12 +178,12 @@ class Judge:
 
     def stable(self, number: int, end: int) -> int:
         """Return the last stable offset of a partition that ends at an offset."""
-        return self.mount.history.source[number].stable(end) if self.has_aborted else end
+        return self.mount.history.source[number].stable(end) if self._by_markers else end
 
     def undecided(self, number: int, end: int) -> set[int]:
         """Return the records of transactions that are not decided before an offset."""
         source = self.mount.history.source[number]
-        return source.undecided(end) if self.has_aborted else set()
+        return source.undecided(end) if self._by_markers else set()
 
     def offsets(self, number: int) -> None:
         """Judge log start and high watermark."""

@@ -110,7 +110,7 @@ def crashed(form: str, every: int, seed: int = 3) -> Iterator[History]:
         writers.mirror(0.7)
         writes = [n for n, kind in enumerate(_requests(writers, work), 1) if kind in _WRITES]
         for number in writes[::every]:
-            writers = Writers(seed, form)
+            writers = Writers(seed, form, outcomes=number % 2 == 1)
             writers.mirror(0.7)
             writers.work(_work(writers, work), {number: writers.dies})
             assert "died" in writers.happened

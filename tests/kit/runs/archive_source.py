@@ -133,13 +133,34 @@ class Partition:
             self.log.aborted += ((producer, first, self.end),)
         self.end += 1
 
-    def release(self, part: float) -> None:
-        """Let the mirror see a part of the batches, up to where no transaction is open."""
-        wanted = round(part * len(self._whole))
-        count = next(one for one in self._quiet if one >= wanted)
+    def release(self, part: float, *, anywhere: bool = False) -> None:
+        """Let the mirror see a part of the batches, up to where no transaction is open.
+
+        Args:
+            part: As much.
+            anywhere: Up to any batch, as if a transaction that is older than all began there.
+        """
+        count = wanted = round(part * len(self._whole))
+        if not anywhere:
+            count = next(one for one in self._quiet if one >= wanted)
         self.log.batches = self._whole[: max(count, len(self.log.batches))]
         ends = [parse_header(one, 0).last_offset + 1 for one in self.log.batches]
         self.log.last_stable_offset = max(ends, default=self.log.log_start)
+
+    def clean(self) -> int:
+        """Remove markers behind what was released whose transactions are before; return how many.
+
+        The log cleaner does that when they are older than `delete.retention.ms`.
+        """
+        end = self.log.last_stable_offset or 0
+        gone = {one.marker for one in self.transactions if max(one.offsets) < end <= one.marker}
+        starts = [parse_header(batch, 0).base_offset for batch in self._whole]
+        removed = {number for number, start in enumerate(starts) if start in gone}
+        self._whole = [one for number, one in enumerate(self._whole) if number not in removed]
+        self._quiet = [one - sum(number < one for number in removed) for one in self._quiet]
+        self.markers = {at: ms for at, ms in self.markers.items() if at not in gone}
+        self.log.aborted = tuple(one for one in self.log.aborted if one[2] not in gone)
+        return len(removed)
 
     def stable(self, end: int) -> int:
         """Return the last stable offset of a log that ends at an offset."""
@@ -157,10 +178,10 @@ class Partition:
                 yield self.rows[offset]
 
 
-def partitions(seed: int, *, batches: int) -> list[Partition]:
+def partitions(seed: int, *, batches: int, compacted: bool = False) -> list[Partition]:
     """Return a source of two partitions; the second one is small, and may begin behind 0."""
     chooser = random.Random(f"source {seed}")
-    has_gaps = chooser.random() < 0.5
+    has_gaps = chooser.random() < 0.5 or compacted
     return [
         Partition(chooser, batches, first=0, has_gaps=has_gaps),
         Partition(chooser, batches // 3, first=chooser.choice((0, 5)), has_gaps=has_gaps),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name, partition_of
 from logmirror.broker.archives.survey import Survey, survey
-from logmirror.broker.archives.witness import check_digest, check_end, read_witness
+from logmirror.broker.archives.witness import check_digest, check_end, decided, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
 from logmirror.broker.log.segment_check import is_sound
@@ -33,10 +33,11 @@ from logmirror.model import OffsetRange
 from logmirror.wire.empty_batch import empty_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from logmirror.archive.claims import Claim
     from logmirror.broker.archives.copies import LocalCopies
     from logmirror.stores.base import BlobStore
 
@@ -230,15 +231,22 @@ class Objects:
         elif os.pread(file.fd, _EPOCH.size, _EPOCH_AT) != bytes(_EPOCH.size):
             return None
         else:
-            seen = survey(segment, file)
-            self._check(seen, segment, file)
+            witness = self._witness(segment)
+            seen = survey(segment, file, decided(witness))
+            self._check(seen, witness, segment, file)
             is_complete = seen.end == segment.next_offset or not seen.is_whole
             is_served = is_complete and not seen.epochs_at
         if is_served:
             segment.size_bytes = size_bytes
         return file if is_served else None
 
-    def _check(self, seen: Survey, segment: Segment, file: OpenFile) -> None:
+    def _witness(self, segment: Segment) -> Mapping[str, Claim]:
+        name = self.name(segment)
+        return read_witness(self._store, self._folder, _covered(segment), name=name)
+
+    def _check(
+        self, seen: Survey, witness: Mapping[str, Claim], segment: Segment, file: OpenFile
+    ) -> None:
         """Compare a native object with its claim; without one, verify its checksums and its end.
 
         The segment is checked then, and its index known.
@@ -247,11 +255,8 @@ class Objects:
             CorruptionError: It differs.
         """
         name, covered = self.name(segment), _covered(segment)
-        witness = read_witness(self._store, self._folder, covered, name=name)
-        digest, open_aborted = f"xxh3:{seen.digest.hexdigest()}", None
         if witness:
-            check_digest(digest, witness, name=name)
-            open_aborted = witness[digest].open_aborted
+            check_digest(f"xxh3:{seen.digest.hexdigest()}", witness, name=name)
         elif seen.is_whole and is_sound(segment, file, seen.size_bytes):
             check_end(seen.end, covered, name=name)
         else:
@@ -261,8 +266,6 @@ class Objects:
                 name=name,
             )
         if seen.is_whole:
-            if open_aborted is not None:
-                seen.events.decide(open_aborted, segment.next_offset)
             seen.keep(segment)
 
     def _write(self, segment: Segment, out: BinaryIO) -> None:
@@ -281,14 +284,15 @@ class Objects:
             raise error.add_facts(name=name, partition=partition_of(self._folder)) from error
 
     def _write_native(self, segment: Segment, out: BinaryIO) -> None:
-        seen = Survey(segment)
+        witness = self._witness(segment)
+        seen = Survey(segment, decided(witness))
         with self._store.open(f"{self._folder}/{self.name(segment)}") as source:
             while data := source.read(_COPY_BYTES):
                 seen.add(memoryview(data))
                 out.write(data)
         end = seen.end if seen.is_whole else segment.next_offset  # nothing is added behind damage
         out.flush()
-        self._check(seen, segment, OpenFile(os.dup(out.fileno())))
+        self._check(seen, witness, segment, OpenFile(os.dup(out.fileno())))
         for batch in empty_batches(end, segment.next_offset - 1):
             seen.add(memoryview(batch))
             out.write(batch)

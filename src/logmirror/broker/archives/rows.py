@@ -45,7 +45,8 @@ def checked_batches(store: BlobStore, folder: str, name: str, *, utf8: bool) -> 
         KeyError: There is no such object.
     """
     covered, extension = parse_object_name(name)
-    witness: Collection[str] = read_witness(store, folder, covered, name=name).keys()
+    claims = read_witness(store, folder, covered, name=name)
+    witness: Collection[str] = claims.keys()
     if extension == PARQUET:
         metadata = _metadata(_footer(store, folder, name), folder, name)
         if metadata is not None:
@@ -53,7 +54,8 @@ def checked_batches(store: BlobStore, folder: str, name: str, *, utf8: bool) -> 
             witness = {metadata.digest}
     rows = _checked(iterate(store, folder, name, utf8=utf8), witness, name)
     # A reader may have read some of the parts before they were merged.
-    starts = part_starts(store, folder, covered)
+    is_merged = any(claim.is_merged for claim in claims.values())
+    starts = part_starts(store, folder, covered) if is_merged else ()
     yield from serve_columns(rows, covered.first, covered.last, starts)
 
 

@@ -23,8 +23,11 @@ from logmirror.wire.serve_markers import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from logmirror.broker.log.disk import OpenFile
     from logmirror.broker.log.segment import Segment
+    from logmirror.model import Decided
 
 _READ_BYTES: Final = 512 * 1024
 """Stays in the CPU's caches."""
@@ -44,6 +47,7 @@ class Survey:
 
     Args:
         segment: The object's range.
+        decided: Outcomes of its transactions that its claim holds.
 
     Attributes:
         digest: Of the bytes so far, XXH3 with 128 bits.
@@ -54,13 +58,13 @@ class Survey:
         events: Their transactions.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, decided: Sequence[Decided] = ()) -> None:
         self._first, self._next_offset = segment.first, segment.next_offset
         self.digest = xxhash.xxh3_128()
         self.size_bytes = 0
         self.end = 0  # the first batch may begin before the object, if the copy began inside it
         self.epochs_at: list[int] = []
-        self.index, self.events = SparseIndex(), TransactionEvents()
+        self.index, self.events = SparseIndex(), TransactionEvents(decided)
         self._position = 0  # of the next header
         self._left = b""  # from there on: too little for a header or a marker
         self._is_damaged = False
@@ -125,12 +129,13 @@ class Survey:
 
     def keep(self, segment: Segment) -> None:
         """Give the segment its index. It counts as checked."""
+        self.events.finish()
         segment.index, segment.events, segment.is_checked = self.index, self.events, True
 
 
-def survey(segment: Segment, file: OpenFile) -> Survey:
+def survey(segment: Segment, file: OpenFile, decided: Sequence[Decided] = ()) -> Survey:
     """Read a whole file. Blocks."""
-    found, buffer = Survey(segment), memoryview(bytearray(_READ_BYTES))
+    found, buffer = Survey(segment, decided), memoryview(bytearray(_READ_BYTES))
     while count := os.preadv(file.fd, [buffer], found.size_bytes):
         found.add(buffer[:count])
     return found

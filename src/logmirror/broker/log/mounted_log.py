@@ -3,6 +3,8 @@
 Segments are added at the end as a mirror writes on. High watermark and log end offset are the end
 of the last object. A reader of committed records gets the batches of one object at a time, with the
 aborted transactions of that object: their markers may be in later objects, which are read first.
+Where only a claim has the outcomes, a response ends too: no marker tells the reader that the next
+batches of the producer belong to another transaction.
 
 The last stable offset is known once the last objects were read, up to `_TAIL_SEGMENTS`. Until then,
 and for a transaction that begins before them, it is the high watermark; a reader of committed
@@ -11,6 +13,7 @@ records is never given more than what is decided, because its own object is reso
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -135,8 +138,13 @@ class MountedLog(PartitionLog):
         if tail is not None and tail.first <= segment.first:  # a damaged one hides none before it
             raise ColdSegmentError(tail)
         known = self._outcome(number)
-        before = segment.next_offset if known.undecided is None else known.undecided
-        found, end = self._read(offset, before, max_bytes, at_least_one, pinned)
+        stable = segment.next_offset if known.undecided is None else known.undecided
+        at = bisect_right(known.breaks, offset)
+        for before in (*known.breaks[at : at + 2], stable):
+            end_max = min(before, stable)
+            found, end = self._read(offset, end_max, max_bytes, at_least_one, pinned)
+            if found:  # else no batch is left before the break; there is one between any two
+                break
         aborted = [one for one in known.aborted if one.first_offset < end]
         return found, [one for one in aborted if one.last_offset >= offset]
 
@@ -174,4 +182,4 @@ def _outcome(segment: Segment, following: Iterable[Segment]) -> Outcome:
                 aborted.append(Aborted(producer_id, first, end - 1, end))
         if not left:
             break
-    return Outcome(aborted, min(left.values(), default=None))
+    return Outcome(aborted, min(left.values(), default=None), events.breaks)
