@@ -8,13 +8,17 @@ aborts. Transactions of real brokers are in `tests/e2e/test_dataframes.py`.
 import random
 
 import pytest
+import xxhash
 
+from kit.runs.archive_history import cleaned
 from logmirror.archive.checked_rows import ObjectRows
+from logmirror.archive.claims import Claim, claim_name
 from logmirror.archive.naming import format_name
 from logmirror.archive.piece_rows import LastStableOffset, PieceRows, outcomes
 from logmirror.archive.pieces import cut, list_partition
 from logmirror.archive.transactions import OpenTransactions
-from logmirror.model import OFFSET_MAX, OffsetRange, TimestampType
+from logmirror.errors import CorruptionError
+from logmirror.model import OFFSET_MAX, Decided, OffsetRange, TimestampType, Trigger
 from logmirror.testing import MemoryStore
 from logmirror.wire.batch_header import MarkerType, parse_header
 from logmirror.wire.records import Record, encode_marker, encode_reference, marker_type
@@ -160,6 +164,62 @@ def test_a_stream_may_read_up_to_the_first_open_transaction(seed):
         found = outcomes(rows, objects[: count + 1], end=OFFSET_MAX, chain_end=OFFSET_MAX)
         assert end == min([objects[count].last + 1, *found.open.values()])
     assert ends[-1] == min([objects[-1].last + 1, *still_open.values()])
+
+
+def archived(history):
+    """The store of a history."""
+    store = MemoryStore()
+    for name, data in history.changes:
+        if data is None:
+            del store.objects[name]
+        else:
+            store.objects[name] = data
+    return store
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_claims_hold_the_ends_of_transactions_whose_markers_are_not_in_the_archive(seed):
+    history, removed = cleaned(seed)
+    store = archived(history)
+    for number, source in enumerate(history.source):
+        extent = history.extents[-1][number]
+        wanted = [row.offset for row in source.shown(*extent, with_aborted=False)]
+        held = list_partition(store, "d", number)
+        offsets = []
+        for piece in cut(held, topic="t", piece_bytes=400):
+            rows = PieceRows(store, piece, utf8=False, verify=True, committed=True)
+            offsets += [at for part in rows.read() for at in part.column("offset").to_pylist()]
+        assert offsets == wanted
+        stable = LastStableOffset(store, f"d/{number}", extent.start)
+        assert stable.advance(held.objects) == extent.end
+    assert removed or seed
+
+
+def test_a_damaged_claim_says_nothing_of_transactions():
+    store, covered = MemoryStore(), OffsetRange(first=0, last=3)
+    data = batch(0, 2, 7) + batch(2, 2, 8)
+    store.create(f"{FOLDER}/{format_name(covered, 'batches')}", data)
+    claim = Claim(
+        covered=covered,
+        digest=f"xxh3:{xxhash.xxh3_128(data).hexdigest()}",
+        writer="w",
+        topic="t",
+        topic_id="",
+        partition=0,
+        created_ms=0,
+        record_count=4,
+        trigger=Trigger.DAILY,
+        decided=(Decided(3, (8,), (7,)),),
+    )
+    name = claim_name("orders", 0, 0)
+    store.create(name, claim.to_bytes())
+    objects = list_partition(store, "orders", 0).objects
+    assert LastStableOffset(store, FOLDER, 0).advance(objects) == 4
+    assert shown(store, piece_bytes=1) == [0, 1]
+    store.objects[name] = b"{}"
+    assert LastStableOffset(store, FOLDER, 0).advance(objects) == 0
+    with pytest.raises(CorruptionError, match="claim"):
+        shown(store, piece_bytes=1)
 
 
 @pytest.mark.parametrize("seed", range(12))

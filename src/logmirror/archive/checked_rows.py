@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from logmirror.archive.claims import accepted_digests
-from logmirror.archive.compactions import expected_content
+from logmirror.archive.compactions import decided_in, expected_content
 from logmirror.archive.metadata import ObjectMetadata
 from logmirror.archive.naming import NATIVE, PARQUET, parse_object_name, partition_of
 from logmirror.archive.native import native_batches
@@ -29,7 +29,7 @@ from logmirror.wire.decode import RecordDecoder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from logmirror.model import OffsetRange
+    from logmirror.model import Decided, OffsetRange
     from logmirror.stores.base import BlobStore
     from logmirror.wire.scan import Batches
 
@@ -82,6 +82,17 @@ class ObjectRows:
         """
         with self._store.open(f"{self._folder}/{name}") as file:
             yield from native_batches(file, name)
+
+    def decided(self, name: str) -> tuple[Decided, ...]:
+        """Return how open transactions of a native object ended, as far as claims say it.
+
+        A damaged claim says nothing; to read its object with `verify` is an error.
+        """
+        covered, _ = parse_object_name(name)
+        try:
+            return decided_in(self._store, self._folder, covered)
+        except CorruptionError:
+            return ()
 
     def read(self, name: str, classify: Classify | None = None) -> Iterator[Any]:
         """Yield an object's rows as Arrow record batches of `wire.columns.SCHEMA`, in order.

@@ -358,6 +358,12 @@ def accepted_claims(store: BlobStore, destination: str, claim: Claim) -> dict[st
     return found
 
 
+def agreed_outcomes(claims: Iterable[Claim]) -> tuple[Decided, ...]:
+    """Return `decided` of claims for one object; nothing if they differ in it."""
+    found = {claim.decided for claim in claims}
+    return found.pop() if len(found) == 1 else ()
+
+
 def accepted_digests(store: BlobStore, destination: str, claim: Claim) -> frozenset[str]:
     """Return the digests that an object of a claimed range may have; see `accepted_claims`."""
     return frozenset(accepted_claims(store, destination, claim))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from logmirror.archive import json_codec
-from logmirror.archive.claims import Claim, read_claim
+from logmirror.archive.claims import Claim, accepted_claims, agreed_outcomes, read_claim
 from logmirror.archive.cover import Cover, cover
 from logmirror.archive.json_codec import integer, text
 from logmirror.errors import CorruptionError
@@ -241,6 +241,19 @@ def expected_content(store: BlobStore, folder: str, covered: OffsetRange) -> Cla
         return claim
     record = read_compaction(store, folder, covered)
     return record.as_claim() if record else claim
+
+
+def decided_in(store: BlobStore, folder: str, covered: OffsetRange) -> tuple[Decided, ...]:
+    """Return how open transactions of the object of this range ended, as far as claims say it.
+
+    Raises:
+        CorruptionError: The file is not a claim, or not a compaction record.
+    """
+    claim = expected_content(store, folder, covered)
+    if claim is None or claim.covered != covered:
+        return ()
+    destination = folder.rpartition("/")[0]
+    return agreed_outcomes(accepted_claims(store, destination, claim).values())
 
 
 def resolve(

@@ -38,7 +38,7 @@ class PieceRows:
         utf8: NDJSON keys and values are text.
         verify: Compare each object with the digest from footer and claim.
         committed: Leave out records of native objects whose transaction was aborted or has no end
-            in the archive. Other formats hold committed records only.
+            in the archive and its claims. Other formats hold committed records only.
     """
 
     def __init__(
@@ -140,8 +140,10 @@ def outcomes(
     for obj in objects:
         if obj.first >= end and all(first >= end for first in found.open.values()):
             break
+        found.begin(reader.decided(obj.name))
         for data, batches in reader.batches_of(obj.name):
             found.add(data, batches)
+        found.end()
     return found
 
 
@@ -166,9 +168,11 @@ class LastStableOffset:
             if obj.last < self._reached:
                 continue
             try:
+                self._outcomes.begin(self._reader.decided(obj.name))
                 for data, batches in self._reader.batches_of(obj.name):
                     self._outcomes.add(data, batches)
                     self._outcomes.forget()
+                self._outcomes.end()
             except KeyError:
                 break  # merged after it was listed; the next listing shows the merged object
             self._reached = obj.last + 1

@@ -2,25 +2,28 @@
 
 A marker ends the transaction of its producer and applies to all transactional batches of that
 producer since its previous marker. The outcome of a batch is therefore found after it, perhaps
-several objects later. Batches are processed as arrays: a Python step per producer, not per record.
+several objects later, or in the claim of its object. Batches are processed as arrays: a Python step
+per producer, not per record.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from logmirror.model import OFFSET_MAX
 from logmirror.wire.batch_header import MarkerType, parse_header
 from logmirror.wire.records import marker_type
 from logmirror.wire.scan import KIND_ABORTED, KIND_CONTROL, as_bytes_array
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
+    from logmirror.model import Decided
     from logmirror.wire.scan import Batches
 
     Words = npt.NDArray[np.int64]
@@ -36,8 +39,16 @@ _TYPE_AT: Final = 69
 _USUAL_BYTES: Final = 78
 
 
+class _Ends(NamedTuple):
+    """Where transactions end: arrays of the same length."""
+
+    producers: Words
+    offsets: Words
+    aborts: Flags
+
+
 class Outcomes:
-    """Transaction outcomes from the markers read so far. Add the batches of a partition in order.
+    """Transaction outcomes, from markers and claims. Add the batches of a partition in order.
 
     Args:
         end: Markers at this offset or above are ignored, so all readers up to one end get the same
@@ -49,6 +60,7 @@ class Outcomes:
         self._offsets: dict[int, list[Words]] = defaultdict(list)
         self._aborts: dict[int, list[Flags]] = defaultdict(list)
         self._open: dict[int, int] = {}
+        self._decided: deque[Decided] = deque()
 
     @property
     def open(self) -> Mapping[int, int]:
@@ -62,15 +74,37 @@ class Outcomes:
         at, aborts = _markers(data, batches)
         known = bases[at] < self._end
         at, aborts = at[known], aborts[known]
-        ended = producers[at]
-        for producer in np.unique(np.concatenate([producers[is_part], ended])).tolist():
-            of_producer = ended == producer
-            offsets = bases[at[of_producer]]
-            began = bases[is_part & (producers == producer)]
-            if len(offsets):
-                self._offsets[producer].append(offsets)
+        ends = [_Ends(producers[at], bases[at], aborts), *self._decided_before(int(bases[-1]))]
+        self._add(producers[is_part], bases[is_part], ends)
+
+    def begin(self, decided: Iterable[Decided]) -> None:
+        """Begin an object, with the outcomes that its claim holds; `end` ends it."""
+        self._decided = deque(one for one in decided if one.last < self._end)
+
+    def end(self) -> None:
+        """End the object."""
+        if self._decided:
+            nothing = np.empty(0, np.int64)
+            self._add(nothing, nothing, [*self._decided_before(OFFSET_MAX)])
+
+    def _decided_before(self, offset: int) -> Iterator[_Ends]:
+        while self._decided and self._decided[0].last < offset:
+            last, aborted, committed = self._decided.popleft()
+            producers = np.array([*aborted, *committed], np.int64)
+            yield _Ends(
+                producers, np.full(len(producers), last), np.arange(len(producers)) < len(aborted)
+            )
+
+    def _add(self, producers: Words, bases: Words, ends: list[_Ends]) -> None:
+        """Add batches of transactions, and ends of transactions before the last one of them."""
+        ended, at, aborts = (np.concatenate(column) for column in zip(*ends, strict=True))
+        order = np.argsort(at, kind="stable")
+        for producer in np.unique(np.concatenate([producers, ended])).tolist():
+            of_producer = order[ended[order] == producer]
+            if len(of_producer):
+                self._offsets[producer].append(at[of_producer])
                 self._aborts[producer].append(aborts[of_producer])
-            _follow(self._open, producer, offsets, began)
+            _follow(self._open, producer, at[of_producer], bases[producers == producer])
 
     def mark(self, batches: Batches) -> None:
         """Mark batches that were added before as aborted if their transaction did not commit.
@@ -123,7 +157,7 @@ class OpenTransactions:
 
 
 def _follow(firsts: dict[int, int], producer: int, ended: Words, began: Words) -> None:
-    """Add the markers and the batches of a producer to its first offset of an open transaction."""
+    """Add ends and batches of a producer to its first offset of an open transaction."""
     if len(ended):
         firsts.pop(producer, None)
         began = began[began > ended[-1]]

@@ -21,9 +21,10 @@ import threading
 from struct import Struct
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from logmirror.archive.claims import agreed_outcomes
 from logmirror.archive.naming import NATIVE, NDJSON, PARQUET, format_name, partition_of
 from logmirror.broker.archives.survey import Survey, survey
-from logmirror.broker.archives.witness import check_digest, check_end, decided, read_witness
+from logmirror.broker.archives.witness import check_digest, check_end, read_witness
 from logmirror.broker.log.disk import OpenFile
 from logmirror.broker.log.segment import Segment, walk
 from logmirror.broker.log.segment_check import is_sound
@@ -232,7 +233,7 @@ class Objects:
             return None
         else:
             witness = self._witness(segment)
-            seen = survey(segment, file, decided(witness))
+            seen = survey(segment, file, agreed_outcomes(witness.values()))
             self._check(seen, witness, segment, file)
             is_complete = seen.end == segment.next_offset or not seen.is_whole
             is_served = is_complete and not seen.epochs_at
@@ -285,7 +286,7 @@ class Objects:
 
     def _write_native(self, segment: Segment, out: BinaryIO) -> None:
         witness = self._witness(segment)
-        seen = Survey(segment, decided(witness))
+        seen = Survey(segment, agreed_outcomes(witness.values()))
         with self._store.open(f"{self._folder}/{self.name(segment)}") as source:
             while data := source.read(_COPY_BYTES):
                 seen.add(memoryview(data))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from logmirror.archive.claims import Claim
-    from logmirror.model import Decided, OffsetRange
+    from logmirror.model import OffsetRange
     from logmirror.stores.base import BlobStore
 
 
@@ -42,12 +42,6 @@ def read_witness(
     if claim.covered != covered:
         raise differs("range", str(claim.covered), str(covered), name=name)
     return accepted_claims(store, folder.rpartition("/")[0], claim)
-
-
-def decided(witness: Mapping[str, Claim]) -> tuple[Decided, ...]:
-    """Return the outcomes of an object's open transactions; none if its claims differ in them."""
-    found = {claim.decided for claim in witness.values()}
-    return found.pop() if len(found) == 1 else ()
 
 
 def check_digest(found: str, witness: Collection[str], *, name: str) -> None:

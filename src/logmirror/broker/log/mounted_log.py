@@ -3,8 +3,8 @@
 Segments are added at the end as a mirror writes on. High watermark and log end offset are the end
 of the last object. A reader of committed records gets the batches of one object at a time, with the
 aborted transactions of that object: their markers may be in later objects, which are read first.
-Where only a claim has the outcomes, a response ends too: no marker tells the reader that the next
-batches of the producer belong to another transaction.
+A response also ends where only a claim says that a transaction was aborted: without a marker, the
+reader would skip the next transaction of that producer as well.
 
 The last stable offset is known once the last objects were read, up to `_TAIL_SEGMENTS`. Until then,
 and for a transaction that begins before them, it is the high watermark; a reader of committed

@@ -35,7 +35,7 @@ class TransactionEvents:
         """Whether the first end of a transaction is a commit, by producer ID."""
 
         self.breaks: list[int] = []
-        """Where a response must end: a transaction is aborted, and no marker tells a reader."""
+        """Where a response must end: a transaction was aborted there, without a marker."""
 
         self._decided = list(reversed(decided))
 
