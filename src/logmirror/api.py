@@ -70,6 +70,7 @@ def load(  # noqa: PLR0913  # three sources of a configuration, three ways to na
         ConfigError: The configuration is invalid; `problems` lists every problem with its line.
         UsageError: No such mirror, or not exactly one of path, text and values was given.
     """
+    from logmirror.app.broker_section import check_overrides  # noqa: PLC0415  # see the module
     from logmirror.cluster.properties import property_problems  # noqa: PLC0415  # see the module
     from logmirror.config import settings as config  # noqa: PLC0415  # see the module
 
@@ -93,6 +94,7 @@ def load(  # noqa: PLR0913  # three sources of a configuration, three ways to na
             check_properties=check_properties,
             needs_variables=needs_variables,
         )
+    check_overrides(settings)
     return _only(settings, mirrors)
 
 

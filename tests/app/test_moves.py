@@ -9,8 +9,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from logmirror.app.moves import Moves
+from logmirror.cli import moves as command
 from logmirror.clock import Clock
 from logmirror.cluster.log_dirs import LogDir, Replica
 from logmirror.errors import UnavailableError, UsageError
@@ -276,3 +278,16 @@ def test_a_rollback_gets_a_name_that_is_free(tmp_path):
     with pytest.raises(UsageError, match="exists"):
         moves.write_rollback("3", path=files[0], beside=tmp_path)
     assert files[0].read_text() == "1"
+
+
+def test_a_plan_of_which_no_move_begins_leaves_no_rollback(tmp_path, monkeypatch, capsys):
+    plan = tmp_path / "plan.json"
+    entry = {"topic": "a", "partition": 2, "replicas": [1], "log_dirs": ["/y"]}
+    plan.write_text(json.dumps({"version": 1, "partitions": [entry]}))
+    moves, dirs = of([log_dir("/x", a2=(9,)), log_dir("/y")], assigned={A2: (1,)})
+    monkeypatch.setattr(command, "open_moves", lambda *_: moves)
+    with pytest.raises(typer.Exit):
+        command.moves_start(plan, bootstrap="b:1")
+    assert dirs.requests == [(1, {A2: "/y"})]
+    assert list(tmp_path.iterdir()) == [plan]
+    assert "no move was begun: the rollback plan is removed" in capsys.readouterr().out

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 import logmirror
+from logmirror.app import broker as app_broker
 from logmirror.broker import server
 from logmirror.cli import commands
 from logmirror.cli.broker_values import DEFAULTS, broker_options
 from logmirror.config.problems import ConfigError
-from logmirror.errors import UsageError
+from logmirror.errors import FencedError, UsageError
 
 FILE = """
 broker:
@@ -247,3 +248,41 @@ def test_a_file_without_mirrors_has_nothing_to_run():
         logmirror.run(logmirror.load(text="broker: {log-dir: a}"))
     with pytest.raises(ConfigError):
         logmirror.load(text="spark: {}")
+
+
+def test_a_topic_has_one_number_of_partitions(served, tmp_path):
+    found = options_of(served, "--log-dir=a", "--topic=t:2", "--topic=t:2", "--topic=u")
+    assert found.topics == (("t", 2), ("u", 1))
+    with pytest.raises(UsageError, match="--topic has t with 1 partitions and with 2"):
+        commands.run_plain(["broker", "--log-dir=a", "--topic=t", "--topic=t:2"])
+    with pytest.raises(ConfigError) as raised:
+        logmirror.load(text="broker: {log-dir: a, topic: [t, 't:2']}")
+    [problem] = raised.value.problems
+    assert str(problem) == "1:22: broker.topic: has t with 1 partitions and with 2"
+    logmirror.load(text="broker: {log-dir: a, partitions: 2, topic: [t, 't:2']}")
+
+
+def test_validate_reports_overrides_that_the_broker_refuses(tmp_path):
+    overrides = "log.segment.bytes=foo", "log.retention.mss=1", "log.roll.ms=5"
+    text = f"broker:\n  log-dir: a\n  override: [{', '.join(overrides)}]\n"
+    path = tmp_path / "broker.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        CliRunner().invoke(
+            commands.build("validate"), ["validate", "-c", str(path)], catch_exceptions=False
+        )
+    assert {(one.line, one.message, one.suggestion) for one in raised.value.problems} == {
+        (3, "log.segment.bytes must be an integer from 1024 to 2147483647", ""),
+        (3, "log.retention.mss is not supported", "did you mean log.retention.ms?"),
+    }
+
+
+def test_a_broker_that_is_fenced_names_its_log_directory(monkeypatch):
+    def fenced(*_, **__):
+        raise FencedError("another broker took over this log dir", epoch=1)
+
+    monkeypatch.setattr(app_broker, "begin_writing", lambda *_: None)
+    monkeypatch.setattr(app_broker, "serve", fenced)
+    with pytest.raises(FencedError) as raised:
+        commands.run_plain(["broker", "--log-dir=s3://b/p"])
+    assert raised.value.facts == {"log_dir": "s3://b/p", "epoch": 1}

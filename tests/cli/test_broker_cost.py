@@ -113,6 +113,12 @@ def test_a_setting_that_the_broker_refuses_is_refused(setting):
     assert refused.value.facts["name"] == setting.partition("=")[0]
 
 
+def test_more_partitions_than_a_broker_has_are_refused():
+    with pytest.raises(UsageError, match="at most 20000 partitions") as refused:
+        explained("--topic=a:20000", "--topic=b:20000")
+    assert refused.value.facts["found"] == 40_000
+
+
 def test_a_log_directory_on_disk_has_no_requests():
     line = ["broker", "--log-dir=d", "--explain-cost"]
     with pytest.raises(UsageError, match="in a bucket"):

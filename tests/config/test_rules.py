@@ -191,6 +191,8 @@ def test_a_malformed_time_of_day_is_refused(time):
         ({"flush": flush(max_bytes="64 parsecs")}, ""),
         ({"flush": flush(max_bytes="64")}, "remove the quotes"),
         ({"flush": flush(max_offset=1)}, "did you mean max-offsets?"),
+        ({"until": {"tme": 1}}, "did you mean time?"),
+        ({"groups": {"source-alias": "a", "exlude": []}}, "did you mean exclude?"),
         ({"source": source(bootstrap_server="x")}, "did you mean bootstrap-servers?"),
     ],
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from logmirror.app.bucket_location import bucket_location
 from logmirror.broker.server import serve
 from logmirror.clock import new_writer_id
-from logmirror.errors import UsageError
+from logmirror.errors import FencedError, UsageError
 from logmirror.stores.opening import begin_writing
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ def serve_bucket(
         location = bucket_location("--log-dir", options.bucket, os.environ)
         store = begin_writing(location, new_writer_id(), held)
         folder = held.enter_context(_working_folder(work_dir))
-        serve(
-            replace(options, log_dir=folder), on_ready=on_ready, store=store, on_standby=on_standby
-        )
+        options = replace(options, log_dir=folder)
+        try:
+            serve(options, on_ready=on_ready, store=store, on_standby=on_standby)
+        except FencedError as error:
+            raise error.add_facts(log_dir=options.bucket) from error.__cause__
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from logmirror.config.addresses import (
     parse_listener,
     parse_log_dir,
     parse_override,
-    parse_topic,
+    parse_topics,
 )
 from logmirror.errors import UsageError
 
@@ -68,7 +68,7 @@ def broker_options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions: 
         return None if path is None else Path(path)
 
     host, port = _parsed("--listen", parse_address, value("listen"))
-    parse = functools.partial(parse_topic, partitions=value("partitions"))
+    parse = functools.partial(parse_topics, partitions=value("partitions"))
     bucket = _bucket(value)
     log_dirs = [Path(path) for path in value("log_dir") if str(path) != bucket]
     if bucket:
@@ -88,7 +88,7 @@ def broker_options(value: Callable[[str], Any], **fixed: Any) -> BrokerOptions: 
         auto_create_topics=value("auto_create"),
         default_partitions=value("partitions"),
         flush_on_ack=value("flush_on_ack"),
-        topics=tuple(_parsed("--topic", parse, text) for text in value("topic")),
+        topics=tuple(_parsed("--topic", parse, value("topic")).items()),
         overrides=dict(_parsed("--override", parse_override, text) for text in value("override")),
         monitoring_port=value("monitoring_port"),
         monitoring_host=value("monitoring_host"),
@@ -160,14 +160,15 @@ def values(config: Path | None, **given: object) -> Callable[[str], Any]:
     return value
 
 
+_Given = TypeVar("_Given")
 _Parsed = TypeVar("_Parsed")
 
 
-def _parsed(option: str, parse: Callable[[str], _Parsed], text: str) -> _Parsed:
+def _parsed(option: str, parse: Callable[[_Given], _Parsed], given: _Given) -> _Parsed:
     try:
-        return parse(text)
+        return parse(given)
     except ValueError as error:
-        raise UsageError(f"{option} {error}", found=text) from error
+        raise UsageError(f"{option} {error}", found=given) from error
 
 
 def _listeners(texts: Iterable[str], advertised: Iterable[str]) -> tuple[Listener, ...]:

@@ -96,6 +96,10 @@ def moves_start(  # noqa: PLR0913  # one for each option
             typer.echo(f"rollback plan: {file}", err=output == "json")
             outcomes += moves.request(prepared.targets)
         begun = {one.replica: one.log_dir for one in outcomes if not one.error}
+        if file is not None and not begun:  # it would undo nothing
+            file.unlink(missing_ok=True)
+            typer.echo("no move was begun: the rollback plan is removed", err=output == "json")
+            file = None
         if output != "json":
             print_refused(outcomes)
             typer.echo(_begun_text(len(begun), len(outcomes)))

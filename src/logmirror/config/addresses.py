@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """Kafka's security protocols."""
@@ -50,6 +53,21 @@ def parse_topic(text: str, partitions: int) -> tuple[str, int]:
         message = "must be NAME or NAME:PARTITIONS, such as orders:3"
         raise ValueError(message)
     return name, int(count) if colon else partitions
+
+
+def parse_topics(texts: Iterable[str], partitions: int) -> dict[str, int]:
+    """Parse topics, each with `parse_topic`.
+
+    Raises:
+        ValueError: One is not valid, or a topic has two numbers of partitions.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, count = parse_topic(text, partitions)
+        if found.setdefault(name, count) != count:
+            message = f"has {name} with {found[name]} partitions and with {count}"
+            raise ValueError(message)
+    return found
 
 
 def parse_override(text: str) -> tuple[str, str]:

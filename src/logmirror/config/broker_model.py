@@ -14,6 +14,7 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    ValidationInfo,
     WithJsonSchema,
 )
 
@@ -23,7 +24,7 @@ from logmirror.config.addresses import (
     parse_listener,
     parse_log_dir,
     parse_override,
-    parse_topic,
+    parse_topics,
 )
 from logmirror.config.base_model import Model
 from logmirror.config.destination_model import ArchiveBucketModel
@@ -46,6 +47,11 @@ def _as_list(value: object) -> object:
 def _check_address(text: str) -> str:
     parse_address(text)
     return text
+
+
+def _check_topics(texts: list[str], info: ValidationInfo) -> list[str]:
+    parse_topics(texts, info.data.get("partitions", 1))
+    return texts
 
 
 def _each(parse: Callable[[str], object]) -> AfterValidator:
@@ -147,9 +153,7 @@ class BrokerModel(Model):
     """Whether a record is flushed before its response. Without, a power loss can take away the
     records of the last second."""
 
-    topic: Annotated[_Several, _each(lambda text: parse_topic(text, 1))] = Field(
-        default_factory=list
-    )
+    topic: Annotated[_Several, AfterValidator(_check_topics)] = Field(default_factory=list)
     """`NAME` or `NAME:PARTITIONS`, or a list of them: topics that are created before the broker
     listens, if they do not exist."""
 

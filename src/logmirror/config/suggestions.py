@@ -19,8 +19,17 @@ from logmirror.config.destination_model import (
     SharedKafkaModel,
     SharedS3Model,
 )
+from logmirror.config.groups_model import GroupsModel
 from logmirror.config.layout_model import DailyModel, FlushModel
-from logmirror.config.model import ColumnModel, ConfigModel, MirrorModel, SourceModel, SparkModel
+from logmirror.config.model import (
+    ColumnModel,
+    ConfigModel,
+    LimitsModel,
+    MirrorModel,
+    SourceModel,
+    SparkModel,
+)
+from logmirror.config.until_model import UntilModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,6 +50,8 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "mirrors.values": ColumnModel,
     "mirrors.flush": FlushModel,
     "mirrors.flush.daily": DailyModel,
+    "mirrors.groups": GroupsModel,
+    "mirrors.until": UntilModel,
     "destination.filesystem": SharedFilesystemModel,
     "destination.kafka": SharedKafkaModel,
     "destination.s3": SharedS3Model,
@@ -51,6 +62,7 @@ _MODELS: Final[dict[str, type[BaseModel]]] = {
     "destination.filesystem.flush.daily": DailyModel,
     "destination.s3.flush": FlushModel,
     "destination.s3.flush.daily": DailyModel,
+    "limits": LimitsModel,
     "spark": SparkModel,
     "broker": BrokerModel,
     "broker.archive.bucket": ArchiveBucketModel,

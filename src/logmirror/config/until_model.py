@@ -50,7 +50,8 @@ class UntilModel(Model):
 
     The mirror is copied once, up to there or to the end that the source has now, and its run ends.
     A destination that already has records beyond `until` is an error. With `time`, this needs a
-    source whose lookup by time is exact, as Apache Kafka's is.
+    source whose lookup by time is exact, as Apache Kafka's is. `LAG` of `logmirror status` counts
+    up to the source's end, so it need not become 0.
     """
 
     time: _Time | None = None

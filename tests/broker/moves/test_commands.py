@@ -132,7 +132,8 @@ def test_a_plan_is_carried_out_and_undone(dirs, tmp_path):
 def test_refused_partitions_are_named_with_what_to_do(dirs, tmp_path):
     dirs.create("t", 2)
     fill(dirs, "t")
-    (dirs.b / "t" / "0").mkdir(parents=True)  # was put there by hand
+    (dirs.b / "t" / "0").mkdir(parents=True)
+    (dirs.b / "t" / "0" / "notes").write_text("put there by hand")
     plan = write_plan(
         tmp_path / "plan.json", ("t", 0, dirs.b), ("t", 1, dirs.b), ("none", 0, dirs.b)
     )

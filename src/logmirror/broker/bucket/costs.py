@@ -13,6 +13,7 @@ from logmirror.broker.bucket import bundles
 from logmirror.broker.bucket.chain import CHECK_MS, HEARTBEAT_MS, MOST_BYTES
 from logmirror.broker.bucket.tiling import INDEXED_BYTES, MIN_OBJECTS, SPAN_MS
 from logmirror.broker.topic_configs import TopicConfigs, check_overrides
+from logmirror.errors import UsageError
 from logmirror.reports import CostCause, CostReport
 
 if TYPE_CHECKING:
@@ -53,9 +54,13 @@ def explain(  # noqa: PLR0913  # the load, the time and the prices
         prices: Price of 1,000 requests, by kind.
 
     Raises:
-        UsageError: The broker would refuse a setting.
+        UsageError: The broker would refuse a setting, or has fewer partitions.
     """
     check_overrides(options.overrides)
+    if partitions > options.max_partitions:
+        raise UsageError(
+            f"this broker allows at most {options.max_partitions} partitions", found=partitions
+        )
     configs = TopicConfigs({}, options)
     interval_s = options.commit_interval_ms / 1000
     causes = []

@@ -44,9 +44,10 @@ from logmirror.broker.moves.move import (
     MoveRequest,
     MoveState,
     Whole,
-    is_taken,
+    make_way,
     mark_of,
     remove_folder,
+    taken,
 )
 from logmirror.broker.moves.routes import Routes
 from logmirror.broker.moves.turns import Turns
@@ -158,8 +159,7 @@ class Moves:
         begun, dropped = list[Move](), list[Move]()
         for key, log, target in wanted:
             old = self._moves.get(log)
-            is_same = old is not None and old.is_active and old.target == target
-            if log in refused or is_same:
+            if log in refused or self._is_moving_to(log, target):
                 continue
             if old is not None:
                 self._detach(old, MoveState.CANCELLED)
@@ -201,12 +201,22 @@ class Moves:
             places = {
                 log: target / log.folder.parent.name / log.folder.name
                 for _, log, target in wanted
-                if target != _log_dir(log) and not self._routes.is_in_bucket(target)
+                if target != _log_dir(log)
+                and not self._is_moving_to(log, target)  # its swap may be made meanwhile
+                and not self._routes.is_in_bucket(target)
             }
-            found = await self._copier.in_thread(_existing, places)
+            found = await self._copier.in_thread(taken, places)
             late = self._cleaned(wanted)
             if not late or loop.time() >= deadline_s:
-                return found | late | leaving & self._unclean.keys()
+                break
+        for log in [log for log, is_empty in found.items() if is_empty]:
+            with contextlib.suppress(OSError):
+                self._run(self._remove_all([make_way(self._disk, log, places[log])]))
+                del found[log]
+        return found.keys() | late | leaving & self._unclean.keys()
+
+    def _is_moving_to(self, log: PartitionLog, target: Path) -> bool:
+        return (move := self.of(log)) is not None and move.is_active and move.target == target
 
     def _cleaned(self, wanted: list[MoveRequest]) -> set[PartitionLog]:
         """Return the logs whose last move is removing its old folder."""
@@ -417,7 +427,7 @@ class Moves:
         log = move.log
         if move.shadow is not None and log.shadow is move.shadow:
             log.shadow = None
-        log.when_synced = _nothing
+        log.when_synced = lambda: None
         move.copy = None
         move.shadow = None
         move.is_durable = False
@@ -483,14 +493,6 @@ class Moves:
             keys = [move.key for move in ended]
             change = functools.partial(self._store.change_moves, begun, keys, left)
             await self._changes.make(change)
-
-
-def _existing(places: dict[PartitionLog, Path]) -> set[PartitionLog]:
-    return {log for log, path in places.items() if is_taken(path)}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _log_dir(log: PartitionLog) -> Path:
