@@ -268,6 +268,42 @@ def offsets_in_transactions(talk: Conversation) -> None:
     talk.ask("unknown member", *TXN_COMMIT, **(fields | {"generation_id": 3, "member_id": "x"}))
 
 
+def offsets_in_transactions_of_members(talk: Conversation) -> None:
+    topic, name, group = create(talk, "read"), talk.name("worker"), talk.name("workers")
+    own = init(talk, "producer", name)
+    writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
+    member = join(talk, "asked for an id", group, "").member_id
+    join(talk, "joined", group, member)
+    talk.ask("group added", *ADD_OFFSETS, transactional_id=name, group_id=group, **writer)
+
+    def ask(label: str, generation: int) -> None:
+        partition = {
+            "partition_index": 0,
+            "committed_offset": 4,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        talk.ask(
+            label,
+            *TXN_COMMIT,
+            transactional_id=name,
+            group_id=group,
+            generation_id=generation,
+            member_id=member,
+            group_instance_id=None,
+            topics=[{"name": topic, "partitions": [partition]}],
+            **writer,
+        )
+
+    commit(talk, "commit before the sync", group, topic, 4, 1, member)
+    ask("offset before the sync", 1)
+    ask("offset before the sync, of an old generation", 0)
+    sync(talk, "synced", group, 1, member, [{"member_id": member, "assignment": b"all"}])
+    ask("offset of the member", 1)
+    ask("offset of an old generation", 0)
+    end(talk, "aborted", name, own, commits=False)
+
+
 def _is_stable(talk: Conversation, group: str, topic: str) -> int:
     fetch_offsets(talk, "", group, [topic], stable=True)
     partitions = talk.heard[-1][1]["groups"][0]["topics"][0]["partitions"]
@@ -335,6 +371,7 @@ SCENARIOS: Final = [
     idempotent_producers,
     transactions,
     offsets_in_transactions,
+    offsets_in_transactions_of_members,
     bad_topics,
     positions,
 ]

@@ -243,6 +243,8 @@ def test_commits_need_the_epoch_of_the_member(world):
     assert world.commit(who, 5) is ErrorCode.NONE
     who.generation = 0
     assert world.commit(who, 6) is ErrorCode.STALE_MEMBER_EPOCH
+    # A producer aborts its transaction after this code; the other code is fatal to it.
+    assert world.commit(who, 6, producer_id=1) is ErrorCode.ILLEGAL_GENERATION
     who.member_id = "x"
     assert world.commit(who, 6) is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.commit(None, 6) is ErrorCode.UNKNOWN_MEMBER_ID
