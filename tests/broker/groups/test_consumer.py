@@ -269,6 +269,26 @@ def test_a_group_changes_its_protocol_only_without_members(world):
     assert world.committed() == 5
 
 
+def test_a_client_that_only_asks_for_an_id_does_not_make_offsets_expire():
+    world = World(offsets_retention_ms=3_600_000)
+    world.beat("a")
+    world.commit(None, 5, producer_id=1)
+    world.call(lambda _, out: world.coordinator.end_transaction(1, out, is_committed=True))
+    for _ in range(150):
+        world.advance(30_000)
+        world.beat("a", 1)
+    world.beat("a", -1)  # the commit is older than the retention, the end of the group is not
+
+    asked = world.join(requires_known_id=True)
+    world.advance(1_300_000)
+
+    assert asked.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert world.group().state is State.EMPTY
+    assert world.committed() == 5
+    world.advance(3_000_000)
+    assert world.committed() == -1
+
+
 def test_group_max_size():
     world = World(max_members=1)
     world.beat("a")
