@@ -237,6 +237,17 @@ def _is_ended(talk: Conversation, name: str) -> int:
     return int(not state.startswith("Complete"))
 
 
+def transactions_of_version_2(talk: Conversation) -> None:
+    topic, name = create(talk, "version-2"), talk.name("writer-2")
+    own = init(talk, "producer", name)
+    fields: dict[str, Any] = {"transactional_id": name, "version": 12}
+    produce(talk, "begins with 3", topic, written(own, 3), **fields)
+    produce(talk, "begins with 0", topic, written(own, 0), **fields)
+    produce(talk, "next", topic, written(own, 1), **fields)
+    writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
+    talk.ask("committed", Api.END_TXN, 5, transactional_id=name, committed=True, **writer)
+
+
 def offsets_in_transactions(talk: Conversation) -> None:
     topic, name, group = create(talk, "read"), talk.name("worker"), talk.name("workers")
     own = init(talk, "producer", name)
@@ -394,6 +405,17 @@ def test_responses_are_those_of_apache_kafka(
     check_same(
         scenario,
         (embedded, kafka_392, kafka_431),
+        topic_name,
+        ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),
+    )
+
+
+def test_responses_of_transaction_version_2_are_those_of_apache_kafka(
+    embedded: EmbeddedBroker, kafka_431: ApacheKafka, topic_name: str
+) -> None:
+    check_same(
+        transactions_of_version_2,
+        (embedded, kafka_431),
         topic_name,
         ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),
     )
