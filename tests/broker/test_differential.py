@@ -237,6 +237,17 @@ def _is_ended(talk: Conversation, name: str) -> int:
     return int(not state.startswith("Complete"))
 
 
+def transactions_of_version_2(talk: Conversation) -> None:
+    topic, name = create(talk, "version-2"), talk.name("writer-2")
+    own = init(talk, "producer", name)
+    fields: dict[str, Any] = {"transactional_id": name, "version": 12}
+    produce(talk, "begins with 3", topic, written(own, 3), **fields)
+    produce(talk, "begins with 0", topic, written(own, 0), **fields)
+    produce(talk, "next", topic, written(own, 1), **fields)
+    writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
+    talk.ask("committed", Api.END_TXN, 5, transactional_id=name, committed=True, **writer)
+
+
 def offsets_in_transactions(talk: Conversation) -> None:
     topic, name, group = create(talk, "read"), talk.name("worker"), talk.name("workers")
     own = init(talk, "producer", name)
@@ -266,6 +277,42 @@ def offsets_in_transactions(talk: Conversation) -> None:
     until_known(lambda: _is_stable(talk, group, topic), talk)
     fetch_offsets(talk, "visible", group, [topic], stable=True)
     talk.ask("unknown member", *TXN_COMMIT, **(fields | {"generation_id": 3, "member_id": "x"}))
+
+
+def offsets_in_transactions_of_members(talk: Conversation) -> None:
+    topic, name, group = create(talk, "read"), talk.name("worker"), talk.name("workers")
+    own = init(talk, "producer", name)
+    writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
+    member = join(talk, "asked for an id", group, "").member_id
+    join(talk, "joined", group, member)
+    talk.ask("group added", *ADD_OFFSETS, transactional_id=name, group_id=group, **writer)
+
+    def ask(label: str, generation: int) -> None:
+        partition = {
+            "partition_index": 0,
+            "committed_offset": 4,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        talk.ask(
+            label,
+            *TXN_COMMIT,
+            transactional_id=name,
+            group_id=group,
+            generation_id=generation,
+            member_id=member,
+            group_instance_id=None,
+            topics=[{"name": topic, "partitions": [partition]}],
+            **writer,
+        )
+
+    commit(talk, "commit before the sync", group, topic, 4, 1, member)
+    ask("offset before the sync", 1)
+    ask("offset before the sync, of an old generation", 0)
+    sync(talk, "synced", group, 1, member, [{"member_id": member, "assignment": b"all"}])
+    ask("offset of the member", 1)
+    ask("offset of an old generation", 0)
+    end(talk, "aborted", name, own, commits=False)
 
 
 def _is_stable(talk: Conversation, group: str, topic: str) -> int:
@@ -335,6 +382,7 @@ SCENARIOS: Final = [
     idempotent_producers,
     transactions,
     offsets_in_transactions,
+    offsets_in_transactions_of_members,
     bad_topics,
     positions,
 ]
@@ -357,6 +405,17 @@ def test_responses_are_those_of_apache_kafka(
     check_same(
         scenario,
         (embedded, kafka_392, kafka_431),
+        topic_name,
+        ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),
+    )
+
+
+def test_responses_of_transaction_version_2_are_those_of_apache_kafka(
+    embedded: EmbeddedBroker, kafka_431: ApacheKafka, topic_name: str
+) -> None:
+    check_same(
+        transactions_of_version_2,
+        (embedded, kafka_431),
         topic_name,
         ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),
     )

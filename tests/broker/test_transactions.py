@@ -200,6 +200,17 @@ def test_with_version_2_produce_adds_the_partition_and_every_end_has_a_new_epoch
     assert _values(peer.bootstrap, peer.topic) == [b"record %d" % n for n in range(3)]
 
 
+def test_with_version_2_the_first_batch_in_a_partition_has_sequence_0(peer):
+    writer = peer.init()
+    out_of_order = ErrorCode.out_of_order_sequence_number
+
+    # The batch before it was refused, for instance while the previous transaction was completed.
+    assert peer.produce_v2(writer, 3) == out_of_order
+    assert peer.produce_v2(writer, 0) == ErrorCode.none
+    assert peer.produce_v2(writer, 3) == ErrorCode.none
+    assert peer.end(writer, commit=True, version=5)[0] == ErrorCode.none
+
+
 def test_a_client_continues_with_the_next_epoch_and_may_repeat_the_request(peer):
     first = peer.init()
     second = peer.init(first)

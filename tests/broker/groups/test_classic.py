@@ -345,6 +345,15 @@ def test_a_commit_needs_the_current_generation(world):
     assert world.committed() == 7
 
 
+def test_a_transaction_commits_offsets_of_a_member_that_has_joined_and_not_synced(world):
+    joined = world.join()
+
+    assert world.commit(joined, 5) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert world.commit(joined, 5, producer_id=1) is ErrorCode.NONE
+    old = joined._replace(generation=joined.generation - 1)
+    assert world.commit(old, 6, producer_id=1) is ErrorCode.ILLEGAL_GENERATION
+
+
 def test_any_client_commits_to_a_group_without_members(world):
     assert world.commit(None, 5) is ErrorCode.NONE
     world.restart()

@@ -243,6 +243,8 @@ def test_commits_need_the_epoch_of_the_member(world):
     assert world.commit(who, 5) is ErrorCode.NONE
     who.generation = 0
     assert world.commit(who, 6) is ErrorCode.STALE_MEMBER_EPOCH
+    # A producer aborts its transaction after this code; the other code is fatal to it.
+    assert world.commit(who, 6, producer_id=1) is ErrorCode.ILLEGAL_GENERATION
     who.member_id = "x"
     assert world.commit(who, 6) is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.commit(None, 6) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -265,6 +267,26 @@ def test_a_group_changes_its_protocol_only_without_members(world):
     world.restart()
     assert world.group().type == "consumer"
     assert world.committed() == 5
+
+
+def test_a_client_that_only_asks_for_an_id_does_not_make_offsets_expire():
+    world = World(offsets_retention_ms=3_600_000)
+    world.beat("a")
+    world.commit(None, 5, producer_id=1)
+    world.call(lambda _, out: world.coordinator.end_transaction(1, out, is_committed=True))
+    for _ in range(150):
+        world.advance(30_000)
+        world.beat("a", 1)
+    world.beat("a", -1)  # the commit is older than the retention, the end of the group is not
+
+    asked = world.join(requires_known_id=True)
+    world.advance(1_300_000)
+
+    assert asked.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert world.group().state is State.EMPTY
+    assert world.committed() == 5
+    world.advance(3_000_000)
+    assert world.committed() == -1
 
 
 def test_group_max_size():

@@ -103,13 +103,19 @@ def list_offset(
     return int(response.topics[0].partitions[0].error_code)
 
 
-def produce(
-    talk: Conversation, label: str, topic: str, batch: bytes, *, transactional_id: str | None = None
+def produce(  # noqa: PLR0913  # the fields of a request
+    talk: Conversation,
+    label: str,
+    topic: str,
+    batch: bytes,
+    *,
+    transactional_id: str | None = None,
+    version: int = 9,
 ) -> None:
     talk.ask(
         label,
         Api.PRODUCE,
-        9,
+        version,
         transactional_id=transactional_id,
         acks=-1,
         timeout=30_000,

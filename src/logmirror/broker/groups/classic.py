@@ -150,7 +150,8 @@ class ClassicGroup:
             return
         if who.generation >= 0 or who.member_id or who.instance_id is not None:
             member = self.check_member(who)
-            if self.state is State.COMPLETING:
+            if self.state is State.COMPLETING and not in_transaction:
+                # Kafka accepts it in a transaction: producers do not handle this code.
                 raise RefusedError(ErrorCode.REBALANCE_IN_PROGRESS)
             self.roster.keep_alive(member, now.monotonic_ms)
         elif not in_transaction:

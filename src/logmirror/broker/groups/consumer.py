@@ -130,11 +130,17 @@ class ConsumerGroup:
         """Check whether offsets of this member, or of no member, may be committed now.
 
         Raises:
-            RefusedError: They may not.
+            RefusedError: They may not. In a transaction, an epoch that is not the member's is
+                ILLEGAL_GENERATION: producers do not handle STALE_MEMBER_EPOCH.
         """
         if who.generation < 0 and (self.is_empty or (in_transaction and not who.member_id)):
             return
-        self.check_epoch(who.member_id, who.generation)
+        try:
+            self.check_epoch(who.member_id, who.generation)
+        except RefusedError as refused:
+            if in_transaction and refused.code is ErrorCode.STALE_MEMBER_EPOCH:
+                raise RefusedError(ErrorCode.ILLEGAL_GENERATION) from None
+            raise
 
     def check_epoch(self, member_id: str, epoch: int) -> None:
         """Check a member and its epoch.

@@ -120,9 +120,9 @@ class GroupTable:
         Raises:
             RefusedError: There are too many groups.
         """
-        epoch = self._make_room(group_id)
+        epoch, empty_since_ms = self._make_room(group_id)
         group = self._added_classic(group_id, now)
-        group.generation = epoch
+        group.generation, group.empty_since_ms = epoch, empty_since_ms
         return group
 
     def begin_consumer(self, group_id: str, now: Now) -> ConsumerGroup:
@@ -131,20 +131,25 @@ class GroupTable:
         Raises:
             RefusedError: There are too many groups.
         """
-        generation = self._make_room(group_id)
+        generation, empty_since_ms = self._make_room(group_id)
         group = self._added_consumer(group_id, now)
-        group.epoch = generation
+        group.epoch, group.empty_since_ms = generation, empty_since_ms
         return group
 
-    def _make_room(self, group_id: str) -> int:
-        """Return the generation or epoch that a new group with this ID continues from."""
+    def _make_room(self, group_id: str) -> tuple[int, int]:
+        """Return what a new group with this ID continues from.
+
+        That is the generation or epoch, and the time when the last member left. A client that asks
+        for a member ID may never join, and the offsets must not expire sooner because of it.
+        """
         group = self.by_id.get(group_id)
         if group is None:
             if len(self.by_id) >= self._settings.max_groups:
                 raise RefusedError(ErrorCode.POLICY_VIOLATION, "too many groups")
-            return 0
+            return 0, 0
         self._bytes -= group.counted_bytes
-        return group.epoch if isinstance(group, ConsumerGroup) else group.generation
+        epoch = group.epoch if isinstance(group, ConsumerGroup) else group.generation
+        return epoch, group.empty_since_ms
 
     def remove(self, group: Group) -> None:
         """Remove a group."""

@@ -8,6 +8,7 @@ The rules are Kafka's:
   producer with only a marker must begin at 0.
 - P3 A lower epoch is refused; a higher one begins at sequence 0.
 - P4 A producer without state may begin with any sequence, so that a dropped state does not stop it.
+  A transaction of version 2 must begin with 0; `handlers.produce` checks it.
 - P5 A transaction marker counts like a batch for the epoch, and does not change the sequences of
   its epoch. A marker from a replaced coordinator is refused.
 
