@@ -19,6 +19,10 @@ from kit.judges.clients import Message, produce, rows_by_aiokafka, rows_by_librd
 from kit.judges.partition_client import EARLIEST, Appended, PartitionClient, data_batch
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic, delete_topic
+from logmirror.broker.log.batch_check import check_batch
+from logmirror.broker.log.cleaner import Cleaning
+from logmirror.broker.log.file_names import sealed_path
+from logmirror.broker.log.partition_transactions import Marker
 from logmirror.wire.key_check import find_without_key, find_without_key_slowly
 from logmirror.wire.records import Record, encode_reference
 
@@ -155,6 +159,108 @@ def test_a_pass_does_not_begin_with_settings_that_were_replaced(tmp_path, when, 
             assert _upto(parts) == (0 if changed and when == "queued" else upto)
             await parts.tick()
             assert _upto(parts) == upto
+
+    asyncio.run(act())
+
+
+def _in_transaction(epoch: int = 0, value: bytes = b"v") -> bytearray:
+    writer = {"producer_id": 7, "producer_epoch": epoch, "base_sequence": 0}
+    records = [Record(0, START_MS, 0, b"t", value, ())]
+    return bytearray(encode_reference(records, transactional=True, **writer))
+
+
+def _count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each pass adds where it begins."""
+    found: list[int] = []
+    prepare = Cleaning.prepare
+
+    def counted(cleaning: Cleaning) -> bool:
+        found.append(cleaning.upto)
+        return prepare(cleaning)
+
+    monkeypatch.setattr(Cleaning, "prepare", counted)
+    return found
+
+
+def test_an_ongoing_transaction_is_not_read_again_and_again(tmp_path, monkeypatch):
+    passes = _count_passes(monkeypatch)
+
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            [log] = (await parts.create(**COMPACT)).logs
+            await parts.append(log, START_MS, key=b"k")
+            await parts.tick(10)
+            batch = memoryview(_in_transaction())
+            log.append(batch, check_batch(batch, max_bytes=10**6))
+            for _ in range(5):
+                await parts.append(log, START_MS, key=b"k")
+                await parts.tick(10)
+            assert (_upto(parts), passes) == (1, [0])
+            log.append_marker(Marker(7, 0, is_commit=True, coordinator_epoch=0), START_MS)
+            parts.commits.schedule(log)
+            await asyncio.sleep(0)
+            await parts.commits.drain()
+            await parts.tick(10)
+            assert (_upto(parts), passes[:2]) == (7, [0, 1])
+            assert len(passes) <= 3
+
+    asyncio.run(act())
+
+
+def test_a_log_is_compacted_when_a_transaction_ends_and_no_segment_is_sealed(tmp_path):
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            [log] = (await parts.create(cleanup_policy="compact", segment_ms="600000")).logs
+            batch = memoryview(_in_transaction())
+            log.append(batch, check_batch(batch, max_bytes=10**6))
+            await parts.append(log, START_MS, key=b"k")
+            await parts.tick(600_000)
+            log.append_marker(Marker(7, 0, is_commit=True, coordinator_epoch=0), START_MS)
+            await parts.append(log, START_MS, key=b"k")
+            await parts.tick(15_000)
+            assert (_upto(parts), log.last_stable_offset) == (2, 4)
+
+    asyncio.run(act())
+
+
+def test_an_archive_that_ends_inside_a_transaction_is_compacted(tmp_path, monkeypatch):
+    passes = _count_passes(monkeypatch)
+
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            await parts.create(min_cleanable_dirty_ratio="0", **COMPACT)
+        folder = tmp_path / "t" / "0"
+        folder.mkdir(parents=True, exist_ok=True)
+        sealed_path(folder, 0, 1).write_bytes(_in_transaction())
+        async with parts_of(tmp_path) as parts:
+            [log] = parts.topics.by_name["t"].logs
+            for _ in range(3):
+                await parts.append(log, START_MS, key=b"t")
+                await parts.tick(10)
+            await parts.tick(10)
+            assert _upto(parts) == log.log_end == log.last_stable_offset
+            assert len(passes) <= 5
+
+    asyncio.run(act())
+
+
+def test_a_later_transaction_of_the_same_producer_id_aborts_nothing_in_an_archive(tmp_path):
+    async def act() -> None:
+        async with parts_of(tmp_path) as parts:
+            await parts.create(min_cleanable_dirty_ratio="0", **COMPACT)
+        folder = tmp_path / "t" / "0"
+        folder.mkdir(parents=True, exist_ok=True)
+        sealed_path(folder, 0, 1).write_bytes(_in_transaction(value=b"archived"))
+        async with parts_of(tmp_path) as parts:
+            [log] = parts.topics.by_name["t"].logs
+            batch = memoryview(_in_transaction(1, b"aborted"))
+            log.append(batch, check_batch(batch, max_bytes=10**6))
+            log.append_marker(Marker(7, 1, is_commit=False, coordinator_epoch=0), START_MS)
+            await parts.append(log, START_MS, key=b"k")
+            await parts.tick(10)
+            stored = b"".join(one.path.read_bytes() for one in log.segments if one.is_sealed)
+            assert _upto(parts) == log.log_end == 4
+            assert (b"archived" in stored, b"aborted" in stored) == (True, False)
 
     asyncio.run(act())
 

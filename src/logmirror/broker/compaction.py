@@ -41,6 +41,9 @@ _ALWAYS: Final = 2**63 - 1
 _RETRY_MS: Final = 600_000
 """After a failure. A damaged segment is reported as often."""
 
+_BLOCKED_MS: Final = 15_000
+"""While a transaction is not decided; Kafka's `log.cleaner.backoff.ms`."""
+
 
 class Replacing(Protocol):
     """Puts compacted segments in the place of others."""
@@ -216,7 +219,8 @@ class Compactor:
     ) -> int | None:
         """Compact a log if that is due; else return when to consider it again.
 
-        None: when it has another sealed segment, or after the pass.
+        None: when it has another sealed segment, or after the pass. A transaction can end without
+        one.
         """
         failed_ms = self._failed.get(log, 0)
         if log in self._queued or failed_ms > now_ms:
@@ -224,8 +228,12 @@ class Compactor:
         dirty_from = max(self._upto.get((topic.topic_id.bytes, number), 0), log.log_start)
         segments, configs = self._stored(log), topic.configs
         dirty = [segment for segment in segments if segment.next_offset > dirty_from]
-        if not dirty or not configs.is_compacted:
+        if not configs.is_compacted:
             return None
+        is_blocked = log.last_stable_offset < self._commits.stored_end(log)
+        again_ms = now_ms + _BLOCKED_MS if is_blocked else _ALWAYS
+        if not dirty:
+            return again_ms if is_blocked else None
         try:
             due_ms, end = await self._due(segments, dirty, configs, now_ms)
         except (LogmirrorError, OSError) as error:
@@ -234,6 +242,7 @@ class Compactor:
                 log.disk_failed(error)
             return now_ms + _RETRY_MS
         if due_ms > now_ms:
+            due_ms = min(due_ms, again_ms)
             return due_ms if due_ms < _ALWAYS else None
         self._queued[log] = end, configs
         self._ready.set()
@@ -273,8 +282,11 @@ class Compactor:
         return len(dirty), _ALWAYS
 
     def _stored(self, log: PartitionLog) -> list[Segment]:
-        """Return the segments at the start of a log that can be replaced."""
-        end = min(self._commits.stored_end(log), log.high_watermark)
+        """Return the segments at the start of a log that can be replaced.
+
+        They end before the first transaction that is not decided, as a pass could not go beyond it.
+        """
+        end = min(self._commits.stored_end(log), log.last_stable_offset)
         return list(
             itertools.takewhile(lambda one: one.is_sealed and one.next_offset <= end, log.segments)
         )
@@ -322,8 +334,11 @@ class Compactor:
         """Return the fields of a `Plan`."""
         producers = log.producers.items()
         behind = log.readable_segments()[len(segments) :]
-        if log.durable < log.high_watermark:  # a marker that a power loss can undo decides nothing
+        is_whole = log.durable >= log.high_watermark
+        if not is_whole:  # a marker that a power loss can undo decides nothing
             behind = [(segment, size) for segment, size in behind if segment.is_sealed]
+        archive_end = max((s.next_offset for s in log.segments if not s.is_exact), default=0)
+        aborted = log.producers.transactions.aborted_between(archive_end, archive_end)
         return {
             "folder": log.folder,
             "segments": segments,
@@ -332,6 +347,9 @@ class Compactor:
             "held": [known.batches[-1].base_offset for _, known in producers if known.batches],
             "segment_bytes": topic.configs.segment_bytes,
             "now_ms": self._clock.now_ms(),
+            "archive_end": archive_end,
+            "crossing": {one.last_offset for one in aborted},
+            "is_whole": is_whole,
             "delete_retention_ms": topic.configs.delete_retention_ms,
             "must_stop": lambda: self._is_stopping or log.failure is not None,
         }

@@ -52,7 +52,7 @@ from logmirror.wire.scan import Batches, BatchScanner, address_of, as_bytes_arra
 from logmirror.wire.serve_markers import CONTROL_FLAG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -97,6 +97,9 @@ class Plan:
         segment_bytes: Limit for a merged segment.
         now_ms: The current time.
         delete_retention_ms: `delete.retention.ms`.
+        archive_end: The end of the segments from an archive, see `Outcomes`.
+        crossing: Markers, see `Outcomes`.
+        is_whole: Whether `behind` goes up to the high watermark.
         map_bytes: Limit for the map.
         must_stop: Whether to stop; called often.
     """
@@ -109,6 +112,9 @@ class Plan:
     segment_bytes: int
     now_ms: int
     delete_retention_ms: int
+    archive_end: int = 0
+    crossing: Collection[int] = ()
+    is_whole: bool = True
     map_bytes: int = MAP_BYTES
     must_stop: Callable[[], bool] = lambda: False
 
@@ -152,7 +158,7 @@ class Cleaning:
         self._plan = plan
         self._scanner = BatchScanner()
         self._decompressor = Decompressor()
-        self._outcomes = Outcomes()
+        self._outcomes = Outcomes(plan.archive_end, plan.crossing)
         self._held = np.array(sorted(plan.held), np.int64)
         self._state = np.zeros(k.STATE_WORDS, np.int64)
         self._map = np.zeros(0, np.int64)
@@ -181,7 +187,7 @@ class Cleaning:
                 break
             for window, batches in self._windows(segment, size_bytes):
                 self._outcomes.add(window, batches)
-        undecided = self._outcomes.first_undecided
+        undecided = self._outcomes.first_undecided(is_whole=plan.is_whole)
         self.upto = end if undecided is None else min(end, undecided)
         self._make_map(record_count)
         for segment in dirty:

@@ -15,6 +15,8 @@ from logmirror.wire.records import marker_type
 from logmirror.wire.serve_markers import CONTROL_FLAG
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import numpy.typing as npt
 
     from logmirror.wire.scan import Batches
@@ -31,10 +33,18 @@ class Aborted(NamedTuple):
 
 
 class Outcomes:
-    """Collects the transactions of batches, which are added in the order of the log."""
+    """Collects the transactions of batches, which are added in the order of the log.
 
-    def __init__(self) -> None:
+    Args:
+        archive_end: The end of the segments from an archive. It may be inside a transaction, whose
+            records count as committed, whatever a producer with the same ID writes later.
+        crossing: Markers behind `archive_end` that abort a transaction from before it.
+    """
+
+    def __init__(self, archive_end: int = 0, crossing: Collection[int] = ()) -> None:
         self.aborted: list[Aborted] = []
+        self._archive_end = archive_end
+        self._crossing = crossing
         self._open: dict[int, int] = {}
         self._is_closed = False
 
@@ -43,10 +53,15 @@ class Outcomes:
         """Whether no transaction waits for its marker."""
         return not self._open
 
-    @property
-    def first_undecided(self) -> int | None:
-        """The first offset of the oldest transaction without a marker."""
-        return min(self._open.values(), default=None)
+    def first_undecided(self, *, is_whole: bool) -> int | None:
+        """Return the first offset of the oldest transaction without a marker.
+
+        Args:
+            is_whole: Whether all batches up to the high watermark were added. Only then is it known
+                that a transaction of an archive has no marker.
+        """
+        start = self._archive_end if is_whole else 0
+        return min((first for first in self._open.values() if first >= start), default=None)
 
     def close(self) -> None:
         """Ignore transactions that begin in the batches that follow."""
@@ -77,7 +92,10 @@ class Outcomes:
         if kind is not None:
             first = self._open.pop(producer_id, None)
             if first is not None and kind == MarkerType.ABORT:
-                self.aborted.append(Aborted(producer_id, first, header.base_offset))
+                marker = header.base_offset
+                if first < self._archive_end <= marker and marker not in self._crossing:
+                    first = self._archive_end
+                self.aborted.append(Aborted(producer_id, first, marker))
 
     def are_aborted(self, batches: Batches) -> npt.NDArray[np.bool_]:
         """Return for each batch whether it belongs to an aborted transaction."""
