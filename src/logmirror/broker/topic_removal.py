@@ -71,9 +71,17 @@ class TopicRemoval:
             left: Partitions with an old folder that is away.
         """
         if self._dirs.on_disk and self._store.has_several_dirs:
+            self._sync_names(name)
             placed = {number for number, log in enumerate(logs) if self._has_folder(log)}
             self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), {*left, *placed})
         self._store.begin_deletion(name)
+
+    def _sync_names(self, topic: str) -> None:
+        """Make durable which partitions have a folder: a folder is listed until it is found."""
+        for folder in self._dirs.folders(topic):
+            if folder.parent != self._dirs.work_dir:
+                self._disk.sync_folder(folder)
+                self._disk.sync_folder(folder.parent)
 
     def _has_folder(self, log: PartitionLog) -> bool:
         """Whether a partition has a folder on a disk, also if that is away."""

@@ -8,6 +8,7 @@ has in a bucket is removed in the background: it may be thousands of objects.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -414,7 +415,8 @@ class Topics:
         loop = asyncio.get_running_loop()
         id_, left = topic.topic_id, self.partitions.left_of(topic.topic_id.bytes)
         begin = self.removal.begin
-        await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, left)
+        async with self.moves.held(topic.logs) if self.moves else contextlib.nullcontext():
+            await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, left)
         del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
         self.version += 1
         self.when_deleted(topic.name)

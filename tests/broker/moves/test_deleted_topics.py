@@ -20,10 +20,13 @@ from kit.runs import placed_logs
 from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
 from kit.runs.placed_logs import Life, place_of
+from logmirror.broker.moves.mover import Moves
 from logmirror.broker.moves.upload import SegmentUpload
+from logmirror.broker.topic_removal import TopicRemoval
 from logmirror.errors import UnavailableError
 
 if TYPE_CHECKING:
+    import uuid
     from pathlib import Path
 
 
@@ -162,4 +165,45 @@ def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(
         await life.stop()
 
     asyncio.run(work())
+    assert life.problems == []
+
+
+@pytest.mark.move("E64")
+def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatch):
+    """After a crash, no start would find it, and the name could not be used again."""
+    chance, known, may_clean = random.Random(1), KnownTopic(), asyncio.Event()
+    life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
+    clean, begin, cleaning, listed = Moves._clean, TopicRemoval.begin, [], []  # noqa: SLF001  # held
+
+    async def late(moves: Moves, *move: Any) -> None:
+        cleaning.append(move)
+        await may_clean.wait()
+        await clean(moves, *move)
+
+    def noted(removal: TopicRemoval, name: str, topic_id: uuid.UUID, *more: Any) -> None:
+        begin(removal, name, topic_id, *more)
+        assert life.rows is not None
+        listed.append(life.rows.deleted_partitions(topic_id.bytes))
+
+    monkeypatch.setattr(Moves, "_clean", late)
+    monkeypatch.setattr(TopicRemoval, "begin", noted)
+
+    async def work() -> None:
+        await life.start()
+        assert life.rows is not None
+        life.rows.note_several_dirs()
+        await life.write(0, 5)
+        await life.flushed()
+        await life.move(0, "w")
+        await until(lambda: bool(cleaning))
+        deleting = asyncio.ensure_future(life.recreate())
+        await asyncio.sleep(0.1)
+        assert not listed
+        may_clean.set()
+        await deleting
+        await asyncio.gather(*life.writing)
+        await life.stop()
+
+    asyncio.run(work())
+    assert listed == [set()]
     assert life.problems == []

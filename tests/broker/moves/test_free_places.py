@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Looks:
-    """The look at the targets of a request hangs, until it goes on."""
+    """The look at the targets of a request hangs, until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_done: bool = False) -> None:
         self.is_reached, self.goes_on = False, asyncio.Event()
@@ -91,7 +91,7 @@ def test_e06_a_repeated_request_leaves_the_folder_that_a_swap_has_just_named(
 
 
 @pytest.mark.move("E80")
-def test_e80_a_folder_of_a_deleted_topic_may_be_that_of_the_next_one(tmp_path, monkeypatch):
+def test_a_folder_of_a_deleted_topic_may_be_that_of_the_next_one(tmp_path, monkeypatch):
     """It has the same name: the folder without records may be one of its partitions."""
     root = prepare(tmp_path / "dirs")
     place = root / "b" / "t" / "0"
@@ -112,7 +112,7 @@ def test_e80_a_folder_of_a_deleted_topic_may_be_that_of_the_next_one(tmp_path, m
 
 
 @pytest.mark.move("E80")
-def test_e80_a_folder_without_records_gets_a_name_that_a_start_removes(tmp_path):
+def test_a_folder_without_records_gets_a_name_that_a_start_removes(tmp_path):
     root, rows = prepare(tmp_path / "dirs"), Rows()
     place = root / "b" / "t" / "0"
     life = Life(root, rows, random.Random(4))

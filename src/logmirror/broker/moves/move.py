@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 from logmirror import failpoints
 from logmirror.broker.log.file_names import open_path, sealed_name
-from logmirror.broker.log_dirs.placement import absolute, has_records
-from logmirror.clock import new_nonce
+from logmirror.broker.log_dirs.placement import absolute
 from logmirror.errors import InternalError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
     from pathlib import Path
 
     from logmirror.broker.log.disk import Disk
@@ -356,34 +353,6 @@ def free_name(disk: Disk, old: Path, nonce: str) -> Path:
     if gone.exists():  # also if an earlier attempt could not make that durable
         disk.sync_folder(gone.parent)
     failpoints.reach("move.freed")
-    return gone
-
-
-def taken(places: Mapping[PartitionLog, Path]) -> dict[PartitionLog, bool]:
-    """Return the logs whose place has something; True: a folder without records. Blocks."""
-    return {log: _is_empty(place) for log, place in places.items() if place.exists()}
-
-
-def _is_empty(place: Path) -> bool:
-    try:
-        return place.is_dir() and not has_records(place)
-    except OSError:
-        return False
-
-
-def make_way(disk: Disk, log: PartitionLog, place: Path) -> Path:
-    """Take a partition's name from a folder without records; returns its new one.
-
-    Called on the event loop, where no partition gets this folder meanwhile: of this name there is
-    only `log`, as long as its topic is not deleted.
-
-    Raises:
-        OSError: It was not possible, or a partition may use the folder.
-    """
-    if log.failure is not None or log.folder == place:
-        raise FileExistsError(errno.EEXIST, "a partition may use the folder", str(place))
-    gone = place.with_name(f"{place.name}.{new_nonce()}{new_nonce()}{DELETE}")
-    disk.rename(place, gone)
     return gone
 
 

@@ -39,16 +39,8 @@ from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log_dirs.failures import FULL
 from logmirror.broker.moves.copier import Copier, last_copy
 from logmirror.broker.moves.counts import MoveCounts
-from logmirror.broker.moves.move import (
-    Move,
-    MoveRequest,
-    MoveState,
-    Whole,
-    make_way,
-    mark_of,
-    remove_folder,
-    taken,
-)
+from logmirror.broker.moves.folders import log_dir_of, make_way, taken
+from logmirror.broker.moves.move import Move, MoveRequest, MoveState, Whole, mark_of, remove_folder
 from logmirror.broker.moves.routes import Routes
 from logmirror.broker.moves.turns import Turns
 from logmirror.broker.place_rows import MoveRow
@@ -56,7 +48,7 @@ from logmirror.clock import SYSTEM_CLOCK, new_nonce
 from logmirror.errors import InternalError, LogmirrorError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -108,8 +100,7 @@ class Moves:
         self._turns = Turns(self._step)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
-        self.turn = asyncio.Lock()
-        """Of `change`."""
+        self.turn = asyncio.Lock()  # of `change`
 
         self.when_moved: Callable[[Path, Path], None] = lambda _old, _new: None
         """Called after each swap, with the old and the new folder."""
@@ -121,6 +112,7 @@ class Moves:
         self._dropped: set[Move] = set()
         """Cancelled moves, as long as something works on them."""
 
+        self._held: set[PartitionLog] = set()
         self._unclean: dict[PartitionLog, tuple[Move, Path]] = {}
         """Logs whose last move could not remove its old folder: the move, and that folder."""
 
@@ -164,7 +156,7 @@ class Moves:
             if old is not None:
                 self._detach(old, MoveState.CANCELLED)
                 dropped.append(old)
-            if target != _log_dir(log):
+            if target != log_dir_of(log):
                 begun.append(Move(key, log, target, new_nonce() + new_nonce()))
         name_of = self._routes.name_of
         rows = [MoveRow(*move.key, name_of(move.target), move.nonce) for move in begun]
@@ -189,7 +181,7 @@ class Moves:
         swap of the others is being completed.
         """
         loop = asyncio.get_running_loop()
-        leaving = {log for _, log, target in wanted if target != _log_dir(log)}
+        leaving = {log for _, log, target in wanted if target != log_dir_of(log)}
         for log in leaving & self._unclean.keys():
             self._clean_again(log)
         deadline_s = loop.time() + _CLEAN_S
@@ -201,7 +193,7 @@ class Moves:
             places = {
                 log: target / log.folder.parent.name / log.folder.name
                 for _, log, target in wanted
-                if target != _log_dir(log)
+                if target != log_dir_of(log)
                 and not self._is_moving_to(log, target)  # its swap may be made meanwhile
                 and not self._routes.is_in_bucket(target)
             }
@@ -209,7 +201,7 @@ class Moves:
             late = self._cleaned(wanted)
             if not late or loop.time() >= deadline_s:
                 break
-        for log in [log for log, is_empty in found.items() if is_empty]:
+        for log in [log for log, is_empty in found.items() if is_empty and log not in self._held]:
             with contextlib.suppress(OSError):
                 self._run(self._remove_all([make_way(self._disk, log, places[log])]))
                 del found[log]
@@ -242,8 +234,19 @@ class Moves:
         """Fail the moves from and to a log directory that failed, also those that begin later."""
         self._lost[log_dir] = failure
         for move in self.all:
-            if move.is_active and log_dir in {move.target, _log_dir(move.log)}:
+            if move.is_active and log_dir in {move.target, log_dir_of(move.log)}:
                 self._fail(move, failure.copy())
+
+    @contextlib.asynccontextmanager
+    async def held(self, logs: Collection[PartitionLog]) -> AsyncIterator[None]:
+        """Let no folder of these partitions get or lose its name."""
+        self._held.update(logs)
+        try:
+            while cleaning := [m.cleaning for m in self.all if m.log in logs and m.cleaning]:
+                await asyncio.wait(cleaning)
+            yield
+        finally:
+            self._held.difference_update(logs)
 
     async def forget(self, logs: Iterable[PartitionLog]) -> list[Path]:
         """End the moves of a deleted topic, whose folders are removed by the caller.
@@ -356,7 +359,8 @@ class Moves:
         if move.state is not MoveState.FOLLOWING or not move.is_durable or log.failure is not None:
             return
         if (
-            not log.is_at_rest
+            log in self._held
+            or not log.is_at_rest
             or self._commits.is_busy(log)
             or not self._routes.of(move).may_swap(move)
         ):
@@ -392,7 +396,8 @@ class Moves:
         move, old = self._unclean[log]
         if (
             not self._stopping.is_set()
-            and not {_log_dir(log), old.parent.parent} & self._lost.keys()
+            and log not in self._held
+            and not {log_dir_of(log), old.parent.parent} & self._lost.keys()
         ):
             del self._unclean[log]
             self._moves[log] = move
@@ -493,7 +498,3 @@ class Moves:
             keys = [move.key for move in ended]
             change = functools.partial(self._store.change_moves, begun, keys, left)
             await self._changes.make(change)
-
-
-def _log_dir(log: PartitionLog) -> Path:
-    return log.folder.parent.parent
