@@ -42,6 +42,7 @@ FLUSH_S: Final = 0.02
 """Time between two flushes while records arrive."""
 
 _RETRY_S: Final = 1.0
+_SURVIVES_S: Final = 5.0
 _COPY: Final = 64
 _COPIES: Final = 3
 _SLOT: Final = _COPY * _COPIES
@@ -114,6 +115,18 @@ class EndSlot:
         self.end = end
         self.write()
         self._ends.on_change()
+
+    async def survives(self) -> None:
+        """Wait until what was recorded last survives a power loss; at most `_SURVIVES_S`.
+
+        While flushes fail for longer, it does not. Their failure is reported elsewhere.
+        """
+        try:
+            async with asyncio.timeout(_SURVIVES_S):
+                while self._epochs[self._copy] > self._ends.durable_epoch:  # noqa: ASYNC110  # rare
+                    await asyncio.sleep(FLUSH_S / 2)
+        except TimeoutError:
+            _LOG.warning("%s: not flushed in %d s", self._ends.path, _SURVIVES_S)
 
     def _next_copy(self) -> int:
         """Return the copy to write in a new epoch (E2)."""

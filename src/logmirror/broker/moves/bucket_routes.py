@@ -227,6 +227,7 @@ class OutOfBucket(_BucketRoute):
         async def confirm(end: int) -> None:
             failpoints.reach("move.arrived")
             slot.record(DurableEnd(end, log.durable_end().written_from))
+            await slot.survives()  # without it, a start takes sealed segments for an archive's
             await self._store(self._rows.leave_bucket, move.key[0], residence)
             failpoints.reach("move.placed")
             move.is_placed = True
