@@ -86,7 +86,7 @@ class ObjectRows:
     def decided(self, name: str) -> tuple[Decided, ...]:
         """Return how open transactions of a native object ended, as far as claims say it.
 
-        A damaged claim says nothing; to read its object with `verify` is an error.
+        A damaged claim counts as none; `read` reports it, with `verify`.
         """
         covered, _ = parse_object_name(name)
         try:

@@ -98,7 +98,7 @@ class Claim:
     same of its parts, as far as it is known."""
 
     is_merged: bool = False
-    """Not of a file: stands for a compaction record; see `Compaction.as_claim`."""
+    """Not stored. True: made from a compaction record by `Compaction.as_claim`."""
 
     def all_gaps(self) -> Mapping[GapCause, int]:
         """Return `gap_counts`; for a claim without it, the counts that follow from `gaps`.

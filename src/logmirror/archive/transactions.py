@@ -51,7 +51,7 @@ class Outcomes:
     """Transaction outcomes, from markers and claims. Add the batches of a partition in order.
 
     Args:
-        end: Markers at this offset or above are ignored, so all readers up to one end get the same
+        end: Outcomes at this offset or above are ignored, so all readers up to one end get the same
             result.
     """
 
@@ -132,7 +132,7 @@ class OpenTransactions:
     ended may be behind that. The source has reported which of them were aborted.
 
     Attributes:
-        is_aborted: Whether it was aborted, by producer ID.
+        is_aborted: Whether each was aborted, by producer ID.
     """
 
     def __init__(self) -> None:

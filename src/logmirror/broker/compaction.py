@@ -219,8 +219,8 @@ class Compactor:
     ) -> int | None:
         """Compact a log if that is due; else return when to consider it again.
 
-        None: when it has another sealed segment, or after the pass. A transaction can end without
-        one.
+        None: when it has another sealed segment, or after the pass. The end of a transaction seals
+        no segment, so a log with an ongoing one is considered again after `_BLOCKED_MS`.
         """
         failed_ms = self._failed.get(log, 0)
         if log in self._queued or failed_ms > now_ms:

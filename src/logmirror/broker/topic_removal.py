@@ -77,11 +77,15 @@ class TopicRemoval:
         self._store.begin_deletion(name)
 
     def _sync_names(self, topic: str) -> None:
-        """Make durable which partitions have a folder: a folder is listed until it is found."""
+        """Make durable which partitions have a folder: a folder is listed until it is found.
+
+        A folder may be removed meanwhile. A directory that fails is found by its next flush.
+        """
         for folder in self._dirs.folders(topic):
             if folder.parent != self._dirs.work_dir:
-                self._disk.sync_folder(folder)
-                self._disk.sync_folder(folder.parent)
+                with contextlib.suppress(OSError):
+                    self._disk.sync_folder(folder)
+                    self._disk.sync_folder(folder.parent)
 
     def _has_folder(self, log: PartitionLog) -> bool:
         """Whether a partition has a folder on a disk, also if that is away."""

@@ -20,6 +20,7 @@ from kit.runs import placed_logs
 from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
 from kit.runs.placed_logs import Life, place_of
+from logmirror.broker.moves import mover
 from logmirror.broker.moves.mover import Moves
 from logmirror.broker.moves.upload import SegmentUpload
 from logmirror.broker.topic_removal import TopicRemoval
@@ -169,8 +170,9 @@ def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(
 
 
 @pytest.mark.move("E64")
-def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatch):
-    """After a crash, no start would find it, and the name could not be used again."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatch, is_late):
+    """After a crash, no start would find it. A removal that is late is not waited for."""
     chance, known, may_clean = random.Random(1), KnownTopic(), asyncio.Event()
     life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
     clean, begin, cleaning, listed = Moves._clean, TopicRemoval.begin, [], []  # noqa: SLF001  # held
@@ -185,6 +187,7 @@ def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatc
         assert life.rows is not None
         listed.append(life.rows.deleted_partitions(topic_id.bytes))
 
+    monkeypatch.setattr(mover, "_CLEAN_S", 0 if is_late else 60)
     monkeypatch.setattr(Moves, "_clean", late)
     monkeypatch.setattr(TopicRemoval, "begin", noted)
 
@@ -198,12 +201,43 @@ def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatc
         await until(lambda: bool(cleaning))
         deleting = asyncio.ensure_future(life.recreate())
         await asyncio.sleep(0.1)
-        assert not listed
+        assert bool(listed) == is_late
         may_clean.set()
         await deleting
         await asyncio.gather(*life.writing)
         await life.stop()
 
     asyncio.run(work())
-    assert listed == [set()]
+    assert listed == [{0} if is_late else set()]
     assert life.problems == []
+
+
+@pytest.mark.move("E64")
+def test_a_topic_is_deleted_while_its_folder_is_removed_or_cannot_be_flushed(tmp_path, monkeypatch):
+    chance, known, failed = random.Random(1), KnownTopic(), []
+    life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
+    sync_names = TopicRemoval._sync_names  # noqa: SLF001  # a failure is planted in it
+
+    def failing(removal: TopicRemoval, topic: str) -> None:
+        with monkeypatch.context() as patched:
+
+            def sync_folder(path: Path) -> None:
+                failed.append(path)
+                raise FileNotFoundError(path)
+
+            patched.setattr(life.disk, "sync_folder", sync_folder)
+            sync_names(removal, topic)
+
+    monkeypatch.setattr(TopicRemoval, "_sync_names", failing)
+
+    async def recreate() -> None:
+        await life.start()
+        await life.write(0, 5)
+        await life.flushed()
+        await life.recreate()
+        await asyncio.gather(*life.writing)
+        await life.stop()
+
+    asyncio.run(recreate())
+    assert failed
+    assert known.generation == 2

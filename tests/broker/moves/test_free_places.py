@@ -7,6 +7,7 @@ while something else happens to the partition.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ class Looks:
     """The look at the targets of a request hangs, until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_done: bool = False) -> None:
-        self.is_reached, self.goes_on = False, asyncio.Event()
+        self.is_reached, self.released = False, asyncio.Event()
         in_thread = Copier.in_thread
 
         async def hanging(copier: Copier, call: Any, *args: Any) -> object:
@@ -35,7 +36,7 @@ class Looks:
                 found = await in_thread(copier, call, *args)
             if is_look:
                 self.is_reached = True
-                await self.goes_on.wait()
+                await self.released.wait()
             return found if is_look and is_done else await in_thread(copier, call, *args)
 
         monkeypatch.setattr(Copier, "in_thread", hanging)
@@ -45,7 +46,7 @@ class Looks:
         asked = asyncio.ensure_future(life.moves.change([(KEY, life.log, life.dirs.on_disk[1])]))
         await until(lambda: self.is_reached)
         await meanwhile()
-        self.goes_on.set()
+        self.released.set()
         return await asked
 
 
@@ -131,3 +132,39 @@ def test_a_folder_without_records_gets_a_name_that_a_start_removes(tmp_path):
     check(life)
     assert life.place == "b"
     assert [path.name for path in place.parent.iterdir()] == ["0"]
+
+
+@pytest.mark.move("E64")
+def test_while_a_deletion_begins_no_folder_gets_or_loses_its_name(tmp_path, monkeypatch):
+    root = prepare(tmp_path / "dirs")
+    place = root / "b" / "t" / "0"
+    life = Life(root, Rows(), random.Random(4))
+    looks, holding = Looks(monkeypatch), contextlib.AsyncExitStack()
+
+    async def hold() -> None:
+        await holding.enter_async_context(life.moves.held({life.log}))
+
+    async def work() -> None:
+        await life.start()
+        await life.write(5)
+        life.disk.make_folder(place)
+        assert await looks.change(life, hold) == {life.log}
+        assert place.is_dir()
+        await holding.aclose()
+        is_busy = [True]
+        monkeypatch.setattr(GroupCommit, "is_busy", lambda *_: is_busy[0])
+        await life.move("b")
+        [move] = life.moves.all
+        await until(lambda: move.is_durable)
+        async with life.moves.held({life.log}):
+            is_busy[0] = False
+            await life.write(5)
+            await life.commits.flushed(life.log, life.log.log_end)
+            assert life.place == "a"
+        await life.write(5)
+        await life.quiet()
+        assert life.place == "b"
+        await life.moves.close()
+
+    assert not run(life, work)
+    check(life)

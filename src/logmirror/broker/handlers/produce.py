@@ -352,7 +352,7 @@ def _in_transaction(
     is_unknown = log.producers.get(own) is None and log.producers.transactions.start_of(own) is None
     if request.version >= _ADDS_PARTITIONS_FROM and is_unknown and facts.base_sequence != 0:
         # With transaction version 2, each transaction has an epoch of its own and begins with
-        # sequence 0. The batch with it was refused, and its producer will send it again.
+        # sequence 0. That batch was refused, and its producer will send it again.
         code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         return RefusedBatchError(code, code.name)
     return facts

@@ -98,7 +98,7 @@ class Plan:
         now_ms: The current time.
         delete_retention_ms: `delete.retention.ms`.
         archive_end: The end of the segments from an archive, see `Outcomes`.
-        crossing: Markers, see `Outcomes`.
+        crossing: Offsets of markers, see `Outcomes`.
         is_whole: Whether `behind` goes up to the high watermark.
         map_bytes: Limit for the map.
         must_stop: Whether to stop; called often.

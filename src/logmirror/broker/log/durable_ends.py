@@ -119,11 +119,11 @@ class EndSlot:
     async def survives(self) -> None:
         """Wait until what was recorded last survives a power loss; at most `_SURVIVES_S`.
 
-        While flushes fail for longer, it does not. Their failure is reported elsewhere.
+        If flushes fail for longer, a warning is logged, and it may be lost.
         """
         try:
             async with asyncio.timeout(_SURVIVES_S):
-                while self._epochs[self._copy] > self._ends.durable_epoch:  # noqa: ASYNC110  # rare
+                while self._epochs[self._copy] > self._ends.durable_epoch:  # noqa: ASYNC110  # once a move
                     await asyncio.sleep(FLUSH_S / 2)
         except TimeoutError:
             _LOG.warning("%s: not flushed in %d s", self._ends.path, _SURVIVES_S)

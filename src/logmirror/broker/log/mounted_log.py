@@ -143,7 +143,7 @@ class MountedLog(PartitionLog):
         for before in (*known.breaks[at : at + 2], stable):
             end_max = min(before, stable)
             found, end = self._read(offset, end_max, max_bytes, at_least_one, pinned)
-            if found:  # else no batch is left before the break; there is one between any two
+            if found:  # else only an offset gap is left; between two breaks there is a batch
                 break
         aborted = [one for one in known.aborted if one.first_offset < end]
         return found, [one for one in aborted if one.last_offset >= offset]

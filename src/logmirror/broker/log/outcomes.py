@@ -38,7 +38,7 @@ class Outcomes:
     Args:
         archive_end: The end of the segments from an archive. It may be inside a transaction, whose
             records count as committed, whatever a producer with the same ID writes later.
-        crossing: Markers behind `archive_end` that abort a transaction from before it.
+        crossing: Offsets of markers behind `archive_end` that abort a transaction from before it.
     """
 
     def __init__(self, archive_end: int = 0, crossing: Collection[int] = ()) -> None:

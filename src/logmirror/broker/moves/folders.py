@@ -1,4 +1,4 @@
-"""What is in the way of a move: folders without records, and those of other partitions."""
+"""Folders in a target directory that have the name of the partition already."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def log_dir_of(log: PartitionLog) -> Path:
 
 
 def taken(places: Mapping[PartitionLog, Path]) -> dict[PartitionLog, bool]:
-    """Return the logs whose place has something; True: a folder without records. Blocks."""
+    """Return the logs whose place exists; True: it is a folder without records. Blocks."""
     return {log: _is_empty(place) for log, place in places.items() if place.exists()}
 
 
@@ -34,11 +34,11 @@ def _is_empty(place: Path) -> bool:
         return False
 
 
-def make_way(disk: Disk, log: PartitionLog, place: Path) -> Path:
-    """Take a partition's name from a folder without records; returns its new one.
+def free_place(disk: Disk, log: PartitionLog, place: Path) -> Path:
+    """Rename a folder without records, so that the partition's name is free; return its new path.
 
-    Called on the event loop, where no partition gets this folder meanwhile: of this name there is
-    only `log`, as long as its topic is not deleted.
+    Runs on the event loop, so no partition gets this folder meanwhile. As long as the topic of
+    `log` is not deleted, no other partition has this name.
 
     Raises:
         OSError: It was not possible, or a partition may use the folder.

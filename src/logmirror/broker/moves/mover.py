@@ -39,7 +39,7 @@ from logmirror.broker.log.shadow import Shadow
 from logmirror.broker.log_dirs.failures import FULL
 from logmirror.broker.moves.copier import Copier, last_copy
 from logmirror.broker.moves.counts import MoveCounts
-from logmirror.broker.moves.folders import log_dir_of, make_way, taken
+from logmirror.broker.moves.folders import free_place, log_dir_of, taken
 from logmirror.broker.moves.move import Move, MoveRequest, MoveState, Whole, mark_of, remove_folder
 from logmirror.broker.moves.routes import Routes
 from logmirror.broker.moves.turns import Turns
@@ -203,7 +203,7 @@ class Moves:
                 break
         for log in [log for log, is_empty in found.items() if is_empty and log not in self._held]:
             with contextlib.suppress(OSError):
-                self._run(self._remove_all([make_way(self._disk, log, places[log])]))
+                self._run(self._remove_all([free_place(self._disk, log, places[log])]))
                 del found[log]
         return found.keys() | late | leaving & self._unclean.keys()
 
@@ -239,20 +239,20 @@ class Moves:
 
     @contextlib.asynccontextmanager
     async def held(self, logs: Collection[PartitionLog]) -> AsyncIterator[None]:
-        """Let no folder of these partitions get or lose its name."""
+        """Within it, no folder of these partitions gets or loses its name.
+
+        A removal of an old folder that takes longer than `_CLEAN_S` is not waited for.
+        """
         self._held.update(logs)
         try:
-            while cleaning := [m.cleaning for m in self.all if m.log in logs and m.cleaning]:
-                await asyncio.wait(cleaning)
+            if cleaning := [m.cleaning for m in self.all if m.log in logs and m.cleaning]:
+                await asyncio.wait(cleaning, timeout=_CLEAN_S)
             yield
         finally:
             self._held.difference_update(logs)
 
     async def forget(self, logs: Iterable[PartitionLog]) -> list[Path]:
-        """End the moves of a deleted topic, whose folders are removed by the caller.
-
-        Returns the old folders that moves could not remove.
-        """
+        """End the moves of a deleted topic; return the old folders that they could not remove."""
         logs = set(logs)
         ended = [self._moves.pop(log) for log in logs & self._moves.keys()]
         for move in ended:
