@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import threading
@@ -25,6 +26,7 @@ from logmirror.broker.log_dirs.failures import (
     probe,
     suggests_failure,
 )
+from logmirror.broker.own_thread import in_own_thread
 from logmirror.errors import FencedError, LogmirrorError
 
 if TYPE_CHECKING:
@@ -161,14 +163,7 @@ class DirFailures:
 
     async def _probed(self, log_dir: Path) -> OSError | None:
         """Run a probe within its deadline; returns what failed."""
-        outcome: asyncio.Future[OSError | None] = self._loop.create_future()
-
-        def run() -> None:
-            found = probe(self._disk, log_dir)
-            with contextlib.suppress(RuntimeError):  # as above
-                self._loop.call_soon_threadsafe(outcome.set_result, found)
-
-        threading.Thread(target=run, name="logmirror-probe", daemon=True).start()
+        outcome = in_own_thread(functools.partial(probe, self._disk, log_dir), "probe")
         for _ in range(DEADLINE_S):
             done, _ = await asyncio.wait([outcome], timeout=1)
             if done:

@@ -11,10 +11,13 @@ files removed. So a crash at any point, and a start without a directory, forgets
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Final
 
 from logmirror.broker.moves.move import DELETE, remove_folder
+from logmirror.broker.own_thread import in_own_thread
 
 if TYPE_CHECKING:
     import uuid
@@ -29,9 +32,11 @@ if TYPE_CHECKING:
     from logmirror.broker.metadata import MetadataStore, TopicRow
     from logmirror.broker.place_rows import Residence
 
+_LOOK_S: Final = 0.2
+
 
 class TopicRemoval:
-    """What removes. Its methods block, and are safe from several threads.
+    """What removes. Its methods block, except `sync_names`, and are safe from several threads.
 
     Args:
         store: The broker's database.
@@ -59,6 +64,28 @@ class TopicRemoval:
         self._removing: set[Residence] = set()
         self.left_behind: set[str] = set()
 
+    async def sync_names(self, topic: str, logs: Sequence[PartitionLog]) -> set[int]:
+        """Make durable which partitions have a folder: a listed folder must be found some day.
+
+        A directory that fails meanwhile is not waited for. Nor does it matter if a folder is
+        removed meanwhile, and a directory that cannot be flushed is found by its next flush.
+
+        Returns:
+            The partitions that have a folder.
+        """
+        if not self._has_list:
+            return set()
+        flushes = {
+            folder.parent: in_own_thread(functools.partial(self._sync_name, folder), "sync-names")
+            for folder in self._dirs.folders(topic)
+            if folder.parent != self._dirs.work_dir
+        }
+        placed = self._placed(logs)
+        for log_dir, flush in flushes.items():
+            while not flush.done() and log_dir not in self._dirs.offline:
+                await asyncio.wait([flush], timeout=_LOOK_S)
+        return placed
+
     def begin(
         self, name: str, topic_id: uuid.UUID, logs: Sequence[PartitionLog], left: Collection[int]
     ) -> None:
@@ -68,24 +95,25 @@ class TopicRemoval:
             name: The topic's name.
             topic_id: Its ID.
             logs: Its logs.
-            left: Partitions with an old folder that is away.
+            left: Partitions with a folder that may be away.
         """
-        if self._dirs.on_disk and self._store.has_several_dirs:
-            self._sync_names(name)
-            placed = {number for number, log in enumerate(logs) if self._has_folder(log)}
-            self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), {*left, *placed})
+        if self._has_list:
+            after = {*left, *self._placed(logs)}
+            self._list(topic_id, self._store.deleted_partitions(topic_id.bytes), after)
         self._store.begin_deletion(name)
 
-    def _sync_names(self, topic: str) -> None:
-        """Make durable which partitions have a folder: a folder is listed until it is found.
+    @property
+    def _has_list(self) -> bool:
+        """Whether a directory of the broker may be away."""
+        return bool(self._dirs.on_disk) and self._store.has_several_dirs
 
-        A folder may be removed meanwhile. A directory that fails is found by its next flush.
-        """
-        for folder in self._dirs.folders(topic):
-            if folder.parent != self._dirs.work_dir:
-                with contextlib.suppress(OSError):
-                    self._disk.sync_folder(folder)
-                    self._disk.sync_folder(folder.parent)
+    def _sync_name(self, folder: Path) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.sync_folder(folder)
+            self._disk.sync_folder(folder.parent)
+
+    def _placed(self, logs: Sequence[PartitionLog]) -> set[int]:
+        return {number for number, log in enumerate(logs) if self._has_folder(log)}
 
     def _has_folder(self, log: PartitionLog) -> bool:
         """Whether a partition has a folder on a disk, also if that is away."""
@@ -109,7 +137,7 @@ class TopicRemoval:
             row: The topic.
             logs: Its logs, if they are open.
             places: Their folders, and the old ones that moves could not remove.
-            left: As for `begin`.
+            left: Partitions with an old folder that is away.
             is_free: False: there is another topic of this name. It was created when no file of the
                 deleted one was left, so all files are its own.
         """

@@ -416,7 +416,8 @@ class Topics:
         id_, left = topic.topic_id, self.partitions.left_of(topic.topic_id.bytes)
         begin = self.removal.begin
         async with self.moves.held(topic.logs) if self.moves else contextlib.nullcontext():
-            await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, left)
+            placed = {*left, *await self.removal.sync_names(topic.name, topic.logs)}
+            await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, placed)
         del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
         self.version += 1
         self.when_deleted(topic.name)

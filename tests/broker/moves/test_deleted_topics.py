@@ -216,9 +216,9 @@ def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatc
 def test_a_topic_is_deleted_while_its_folder_is_removed_or_cannot_be_flushed(tmp_path, monkeypatch):
     chance, known, failed = random.Random(1), KnownTopic(), []
     life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
-    sync_names = TopicRemoval._sync_names  # noqa: SLF001  # a failure is planted in it
+    sync_name = TopicRemoval._sync_name  # noqa: SLF001  # a failure is planted in it
 
-    def failing(removal: TopicRemoval, topic: str) -> None:
+    def failing(removal: TopicRemoval, folder: Path) -> None:
         with monkeypatch.context() as patched:
 
             def sync_folder(path: Path) -> None:
@@ -226,12 +226,14 @@ def test_a_topic_is_deleted_while_its_folder_is_removed_or_cannot_be_flushed(tmp
                 raise FileNotFoundError(path)
 
             patched.setattr(life.disk, "sync_folder", sync_folder)
-            sync_names(removal, topic)
+            sync_name(removal, folder)
 
-    monkeypatch.setattr(TopicRemoval, "_sync_names", failing)
+    monkeypatch.setattr(TopicRemoval, "_sync_name", failing)
 
     async def recreate() -> None:
         await life.start()
+        assert life.rows is not None
+        life.rows.note_several_dirs()
         await life.write(0, 5)
         await life.flushed()
         await life.recreate()

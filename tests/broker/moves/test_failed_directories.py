@@ -373,6 +373,8 @@ def test_a_deletion_waits_for_a_flush_that_hangs_until_its_directory_fails(tmp_p
             found.fail()
             await asyncio.wait_for(deleting, 20)
             assert await topics.create("other", 1, {}) is not None
+            listed = found.parts.store.deleted_partitions(found.topic.topic_id.bytes)
+            assert listed == {int(found.log.folder.name)}, "also a start without `b` knows it"
             found.disk.ends.set()
             await found.parts.commits.drain()
             assert topics.removal.left_behind == {"t"}
