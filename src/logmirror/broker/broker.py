@@ -17,8 +17,10 @@ from logmirror.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from logmirror.broker.archives.copies import LocalCopies
+    from logmirror.broker.error_codes import ErrorCode
     from logmirror.broker.group_service import GroupService
     from logmirror.broker.log.group_commit import GroupCommit
     from logmirror.broker.log.segment_cache import SegmentCache
@@ -84,6 +86,9 @@ class Broker:
 
     configs: DynamicConfigs = field(default_factory=lambda: DynamicConfigs(1, {}))
     """Settings that requests change."""
+
+    volumes: dict[Path, asyncio.Future[tuple[ErrorCode, int, int]]] = field(default_factory=dict)
+    """The error, size and usable bytes of log directories that are being asked for them."""
 
     copies: LocalCopies | None = None
     """Those of mounted archives."""

@@ -48,6 +48,9 @@ PAUSE_S: Final = 2.0
 STOP_S: Final = 20.0
 """How long a stop may wait for a directory that failed."""
 
+STOP_LOOK_S: Final = 5.0
+"""After this time of a stop the directories are probed: one may hang without an error."""
+
 
 class StopLimit:
     """Ends the process if a stop waits for a disk that does not respond.
@@ -60,8 +63,9 @@ class StopLimit:
         self._timer.daemon = True
 
     def begin(self) -> None:
-        """Begin the stop."""
-        self._timer.start()
+        """Begin to count, if that has not begun."""
+        with contextlib.suppress(RuntimeError):
+            self._timer.start()
 
     def cancel(self) -> None:
         """The stop is over."""
@@ -104,10 +108,12 @@ class DirFailures:
         self.fatal: asyncio.Future[UnavailableError] = self._loop.create_future()
 
     def begin_stop(self) -> None:
-        """Bound the stop of the broker, if a directory is offline."""
+        """Bound the stop of the broker, if a directory is offline, or hangs."""
         self._is_stopping = True
         if self._dirs.offline:
             self._stop_limit.begin()
+        late = OSError(errno.ETIMEDOUT, f"the stop takes longer than {STOP_LOOK_S:g} s")
+        self._loop.call_later(STOP_LOOK_S, self._suspect, late, ())
 
     def suspect(self, error: BaseException, *paths: Path) -> None:
         """Probe the log directories of some paths after an error. Safe from any thread.
@@ -173,6 +179,8 @@ class DirFailures:
     def _failed(self, log_dir: Path, cause: BaseException, probed: OSError) -> None:
         failure = failure_of(self._dirs.name_of(log_dir), cause, probed)
         self._dirs.offline[log_dir] = failure
+        if self._is_stopping:
+            self._stop_limit.begin()
         _LOG.error("%s; %s", failure, failure.hint)
         self._when_offline(log_dir, failure)
         end = end_of_broker(self._dirs, self._vital)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,7 @@ from logmirror.broker.apis import Api
 from logmirror.broker.changes import LateChangeError, in_time
 from logmirror.broker.error_codes import ErrorCode
 from logmirror.broker.handlers.turns import Turns
+from logmirror.broker.own_thread import in_own_thread
 from logmirror.errors import LogmirrorError
 from logmirror.wire.serve_messages import Message, response_kind
 
@@ -134,9 +136,9 @@ async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
 
     One that does not respond within `_VOLUME_S` counts as one that cannot be read.
     """
-    loop, dirs = asyncio.get_running_loop(), broker.topics.dirs
+    dirs = broker.topics.dirs
     asked = {
-        dirs.name_of(path): loop.run_in_executor(broker.executor, _volume, path)
+        dirs.name_of(path): _asked_volume(broker, path)
         for path in dirs.on_disk
         if path not in dirs.offline
     }
@@ -147,6 +149,15 @@ async def _volumes(broker: Broker) -> dict[str, tuple[ErrorCode, int, int]]:
     if dirs.bucket:
         found[dirs.bucket] = ErrorCode.NONE, _UNKNOWN, _UNKNOWN
     return found
+
+
+def _asked_volume(broker: Broker, path: Path) -> asyncio.Future[tuple[ErrorCode, int, int]]:
+    """Ask for those of one directory. A disk that hangs is asked once."""
+    asked = broker.volumes.get(path)
+    if asked is None:
+        asked = broker.volumes[path] = in_own_thread(functools.partial(_volume, path), "volume")
+        asked.add_done_callback(lambda _: broker.volumes.pop(path, None))
+    return asked
 
 
 def _volume(path: Path) -> tuple[ErrorCode, int, int]:
