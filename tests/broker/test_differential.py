@@ -15,6 +15,7 @@ import pytest
 
 from kit.judges.coordinator_requests import (
     ADD_OFFSETS,
+    CONSUMER_BEAT,
     DELETE_OFFSETS,
     INIT,
     JOIN,
@@ -248,6 +249,51 @@ def transactions_of_version_2(talk: Conversation) -> None:
     talk.ask("committed", Api.END_TXN, 5, transactional_id=name, committed=True, **writer)
 
 
+def commits_of_a_consumer_member(talk: Conversation) -> None:
+    """KIP-848."""
+    topic, name, group = create(talk, "members"), talk.name("writer-3"), talk.name("consumers")
+    who = {"group_id": group, "member_id": "mine", "instance_id": None, "rack_id": None}
+    fields = {"member_epoch": 0, "subscribed_topic_names": [topic], "topic_partitions": []}
+    fields |= {"subscribed_topic_regex": None, "server_assignor": "uniform"}
+    talk.ask("refused", *CONSUMER_BEAT, rebalance_timeout=-1, **who, **fields)
+    talk.ask("joined", *CONSUMER_BEAT, rebalance_timeout=60_000, **who, **fields)
+    epoch = talk.heard[-1][1]["member_epoch"]
+    talk.forget_last()  # the first epoch is 1 here and 2 there: KIP-848 gives none
+    partition = {
+        "partition_index": 0,
+        "committed_offset": 4,
+        "committed_leader_epoch": 0,
+        "committed_metadata": "",
+    }
+    topics = [{"name": topic, "partitions": [partition]}]
+    for version in (8, 9):
+        for label, member, stale in (("own", "mine", 0), ("stale", "mine", 1), ("none", "x", 0)):
+            talk.ask(
+                f"{label}, version {version}",
+                *(Api.OFFSET_COMMIT, version),
+                group_id=group,
+                member_id=member,
+                generation_id_or_member_epoch=epoch - stale,
+                group_instance_id=None,
+                topics=topics,
+            )
+    own = init(talk, "producer", name)
+    writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
+    talk.ask("added", *ADD_OFFSETS, transactional_id=name, group_id=group, **writer)
+    for label, member, stale in (("stale", "mine", 1), ("own", "mine", 0), ("none", "x", 0)):
+        talk.ask(
+            f"{label}, in a transaction",
+            *TXN_COMMIT,
+            transactional_id=name,
+            group_id=group,
+            generation_id=epoch - stale,
+            member_id=member,
+            group_instance_id=None,
+            topics=topics,
+            **writer,
+        )
+
+
 def offsets_in_transactions(talk: Conversation) -> None:
     topic, name, group = create(talk, "read"), talk.name("worker"), talk.name("workers")
     own = init(talk, "producer", name)
@@ -410,11 +456,19 @@ def test_responses_are_those_of_apache_kafka(
     )
 
 
-def test_responses_of_transaction_version_2_are_those_of_apache_kafka(
-    embedded: EmbeddedBroker, kafka_431: ApacheKafka, topic_name: str
+@pytest.mark.parametrize(
+    "scenario",
+    [transactions_of_version_2, commits_of_a_consumer_member],
+    ids=lambda s: s.__name__,
+)
+def test_responses_of_newer_protocols_are_those_of_apache_kafka(
+    scenario: Callable[[Conversation], None],
+    embedded: EmbeddedBroker,
+    kafka_431: ApacheKafka,
+    topic_name: str,
 ) -> None:
     check_same(
-        transactions_of_version_2,
+        scenario,
         (embedded, kafka_431),
         topic_name,
         ready=lambda talk: until_known(lambda: has_coordinators(talk), talk),

@@ -418,16 +418,16 @@ class Topics:
         async with self.moves.held(topic.logs) if self.moves else contextlib.nullcontext():
             placed = {*left, *await self.removal.sync_names(topic.name, topic.logs)}
             await loop.run_in_executor(self._executor, begin, topic.name, id_, topic.logs, placed)
-        del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
-        self.version += 1
-        self.when_deleted(topic.name)
-        for log in topic.logs:
-            log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
-            log.producers.clear()
-            self._commits.touch(log)
-        folders = [log.folder for log in topic.logs]
-        if self.moves is not None:
-            folders += await self.moves.forget(topic.logs)
+            del self.by_name[topic.name], self.by_id[topic.topic_id.bytes]
+            self.version += 1
+            self.when_deleted(topic.name)
+            for log in topic.logs:
+                log.take_offline(TopicDeletedError("topic was deleted", topic=topic.name))
+                log.producers.clear()
+                self._commits.touch(log)
+            folders = [log.folder for log in topic.logs]
+            if self.moves is not None:
+                folders += await self.moves.forget(topic.logs)
         for log in topic.logs:
             await self._commits.quiesce(log, self._is_away)
         self.partitions.ends.forget(topic.topic_id.bytes, len(topic.logs))

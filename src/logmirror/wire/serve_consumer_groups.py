@@ -153,7 +153,7 @@ def pack_heartbeat(  # noqa: PLR0913  # the fields of a response
     *,
     error: int,
     message: str | None,
-    member_id: str,
+    member_id: str | None,
     member_epoch: int,
     interval_ms: int,
     assignment: frozenset[tuple[bytes, int]] | None,

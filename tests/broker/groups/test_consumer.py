@@ -238,7 +238,8 @@ def test_bad_requests_are_refused(world, fields):
 
 def test_commits_need_the_epoch_of_the_member(world):
     joined = world.beat("a")._asdict()
-    who = type("Who", (), {"member_id": "a", "generation": joined["member_epoch"]})
+    fields = {"member_id": "a", "generation": joined["member_epoch"], "knows_epochs": True}
+    who = type("Who", (), fields)
 
     assert world.commit(who, 5) is ErrorCode.NONE
     who.generation = 0

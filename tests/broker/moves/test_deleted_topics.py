@@ -21,7 +21,7 @@ from kit.runs.moving_log import until
 from kit.runs.placed_known import PLAIN, KnownTopic
 from kit.runs.placed_logs import Life, place_of
 from logmirror.broker.moves import mover
-from logmirror.broker.moves.mover import Moves
+from logmirror.broker.moves.bucket_routes import IntoBucket
 from logmirror.broker.moves.upload import SegmentUpload
 from logmirror.broker.topic_removal import TopicRemoval
 from logmirror.errors import UnavailableError
@@ -29,6 +29,8 @@ from logmirror.errors import UnavailableError
 if TYPE_CHECKING:
     import uuid
     from pathlib import Path
+
+    from logmirror.broker.moves.move import Move
 
 
 @pytest.mark.move("E64")
@@ -170,26 +172,40 @@ def test_a_topic_is_deleted_while_a_cancelled_move_completes_an_object(
 
 
 @pytest.mark.move("E64")
-@pytest.mark.parametrize("is_late", [False, True])
-def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatch, is_late):
-    """After a crash, no start would find it. A removal that is late is not waited for."""
-    chance, known, may_clean = random.Random(1), KnownTopic(), asyncio.Event()
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_deletion_lists_no_folder_that_a_move_removes(tmp_path, monkeypatch, has_begun):
+    """After a crash, no start would find it. One that has not begun is left to the deletion."""
+    chance, known, may_clean = random.Random(1), KnownTopic(), threading.Event()
     life = Life(make_disks(tmp_path), FailingStore(chance), known, chance, Power(0))
-    clean, begin, cleaning, listed = Moves._clean, TopicRemoval.begin, [], []  # noqa: SLF001  # held
+    finish, placed = IntoBucket.finish, IntoBucket.placed
+    begin, remove = TopicRemoval.begin, TopicRemoval.remove
+    cleaning, listed, there = [], [], []
 
-    async def late(moves: Moves, *move: Any) -> None:
+    def late_finish(route: IntoBucket, *folders: Any) -> Path:
+        cleaning.append(folders)
+        assert not has_begun or may_clean.wait(60)
+        return finish(route, *folders)
+
+    async def late_placed(route: IntoBucket, move: Move) -> bool:
         cleaning.append(move)
-        await may_clean.wait()
-        await clean(moves, *move)
+        await until(may_clean.is_set)
+        return await placed(route, move)
 
     def noted(removal: TopicRemoval, name: str, topic_id: uuid.UUID, *more: Any) -> None:
         begin(removal, name, topic_id, *more)
         assert life.rows is not None
         listed.append(life.rows.deleted_partitions(topic_id.bytes))
 
-    monkeypatch.setattr(mover, "_CLEAN_S", 0 if is_late else 60)
-    monkeypatch.setattr(Moves, "_clean", late)
+    def found(removal: TopicRemoval, row: Any, *more: Any) -> None:
+        there.append({int(path.name) for path in life.root.glob("[ab]/t/[0-9]")})
+        remove(removal, row, *more)
+
+    monkeypatch.setattr(mover, "_CLEAN_S", 60 if has_begun else 0)
+    monkeypatch.setattr(IntoBucket, "finish", late_finish)
+    if not has_begun:
+        monkeypatch.setattr(IntoBucket, "placed", late_placed)
     monkeypatch.setattr(TopicRemoval, "begin", noted)
+    monkeypatch.setattr(TopicRemoval, "remove", found)
 
     async def work() -> None:
         await life.start()
@@ -201,14 +217,14 @@ def test_a_deletion_lists_no_folder_that_a_move_is_removing(tmp_path, monkeypatc
         await until(lambda: bool(cleaning))
         deleting = asyncio.ensure_future(life.recreate())
         await asyncio.sleep(0.1)
-        assert bool(listed) == is_late
+        assert bool(listed) != has_begun
         may_clean.set()
         await deleting
         await asyncio.gather(*life.writing)
         await life.stop()
 
     asyncio.run(work())
-    assert listed == [{0} if is_late else set()]
+    assert listed == there == [set() if has_begun else {0}]
     assert life.problems == []
 
 

@@ -130,11 +130,14 @@ class ConsumerGroup:
         """Check whether offsets of this member, or of no member, may be committed now.
 
         Raises:
-            RefusedError: They may not. In a transaction, an epoch that is not the member's is
+            RefusedError: They may not. UNSUPPORTED_VERSION: OffsetCommit of version 8 or lower, of
+                a member, as in Kafka. In a transaction, an epoch that is not the member's is
                 ILLEGAL_GENERATION: producers do not handle STALE_MEMBER_EPOCH.
         """
         if who.generation < 0 and (self.is_empty or (in_transaction and not who.member_id)):
             return
+        if not in_transaction and who.member_id in self.members and not who.knows_epochs:
+            raise RefusedError(ErrorCode.UNSUPPORTED_VERSION)
         try:
             self.check_epoch(who.member_id, who.generation)
         except RefusedError as refused:

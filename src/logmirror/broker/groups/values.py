@@ -127,6 +127,8 @@ class Identity(NamedTuple):
     member_id: str
     generation: int
     instance_id: str | None = None
+    knows_epochs: bool = True
+    """Of a commit: whether its version permits the epoch of a KIP-848 member."""
 
 
 class SyncRequest(NamedTuple):

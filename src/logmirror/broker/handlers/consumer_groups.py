@@ -62,7 +62,6 @@ async def consumer_group_heartbeat(
     if not member_id and header.version < _ANY_ID_FROM:
         member_id = new_nonce() + new_nonce()
     service = broker.groups
-    interval_ms = service.coordinator.settings.heartbeat_interval_ms
     try:
         check_group(broker, caller, Api.CONSUMER_GROUP_HEARTBEAT, request.group_id)
         _check_topics(broker, caller, request)
@@ -97,9 +96,9 @@ async def consumer_group_heartbeat(
             header.correlation_id,
             error=await confirmed(broker.commits, refused.code),
             message=str(refused),
-            member_id=member_id,
-            member_epoch=request.member_epoch,
-            interval_ms=interval_ms,
+            member_id=None,
+            member_epoch=0,
+            interval_ms=0,
             assignment=None,
         )
     return pack_heartbeat(
@@ -108,7 +107,7 @@ async def consumer_group_heartbeat(
         message=None,
         member_id=found.member_id,
         member_epoch=found.member_epoch,
-        interval_ms=interval_ms,
+        interval_ms=service.coordinator.settings.heartbeat_interval_ms,
         assignment=found.assignment,
     )
 

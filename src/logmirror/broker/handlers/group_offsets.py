@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from logmirror.wire.frames import RequestHeader
 
 _BATCHED_FROM: Final = 8
+_EPOCHS_FROM: Final = 9
+"""The version of OffsetCommit with member epochs (KIP-848)."""
+
 _Codes = dict[str, dict[int, ErrorCode]]
 _LAST_MS: Final = 2**63 - 1
 _NO_COMMIT: Final = CommittedOffset(b"", NO_OFFSET, NO_EPOCH, "", 0)
@@ -60,6 +63,7 @@ async def offset_commit(
         member_id=request.member_id,
         generation=request.generation_id_or_member_epoch,
         instance_id=request.group_instance_id,
+        knows_epochs=header.version >= _EPOCHS_FROM,
     )
     turns = Turns()
     codes, offsets = await checked_offsets(broker, caller, Api.OFFSET_COMMIT, request.topics, turns)

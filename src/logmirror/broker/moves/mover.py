@@ -92,7 +92,6 @@ class Moves:
     ) -> None:
         self._store, self._commits, self._disk = store, commits, disk
         self._routes = routes or Routes(disk)
-        self._threads, self._executor = threads, executor
         self._changes = GroupedChanges(executor)
         self.throttle, self.counts = throttle, MoveCounts()
         self._copier = Copier(self._routes, commits, threads, throttle, self.counts)
@@ -250,6 +249,8 @@ class Moves:
             yield
         finally:
             self._held.difference_update(logs)
+            for log in self._unclean.keys() & {*logs}:
+                self._clean_again(log)
 
     async def forget(self, logs: Iterable[PartitionLog]) -> list[Path]:
         """End the moves of a deleted topic; return the old folders that they could not remove."""
@@ -340,9 +341,8 @@ class Moves:
             self.counts.copied_bytes += count
             log.shadow = move.shadow = Shadow(self._disk, copy.file)
         move.next_offset, move.followed_bytes = log.log_end, log.size_bytes
-        whole = Whole.of(log)
         move.enter(MoveState.FOLLOWING)
-        move.whole = whole
+        move.whole = whole = Whole.of(log)
         try:
             await self._copier.in_thread(self._routes.of(move).make_durable, move, whole, copy)
         except FileNotFoundError:
@@ -388,8 +388,7 @@ class Moves:
         self._commits.touch(log)
         self.when_moved(old, new)
         self.counts.swapped(began_s)
-        shown = self._routes.shown
-        _LOG.info("%s moved to %s", shown(old), shown(new))
+        _LOG.info("%s moved to %s", *map(self._routes.shown, (old, new)))
         move.cleaning = self._run(self._clean(move, old, new))
 
     def _clean_again(self, log: PartitionLog) -> None:
@@ -407,6 +406,9 @@ class Moves:
         try:
             if not await self._routes.of(move).placed(move):
                 _LOG.error("%s: the next start decides where it is", new)
+                return
+            if move.log in self._held:  # a deletion has listed the folder, and removes it
+                self._unclean[move.log] = move, old
                 return
             gone = await self._copier.in_thread(self._routes.of(move).finish, old, new, move.nonce)
             await self._copier.in_thread(self._disk.unlink, mark_of(new, move.nonce))
@@ -433,8 +435,7 @@ class Moves:
         if move.shadow is not None and log.shadow is move.shadow:
             log.shadow = None
         log.when_synced = lambda: None
-        move.copy = None
-        move.shadow = None
+        move.copy = move.shadow = None
         move.is_durable = False
         self._routes.of(move).end(move)
 
@@ -444,8 +445,7 @@ class Moves:
             self._run(self._make_room(move))
         if not isinstance(error, LogmirrorError):
             path = error.filename or (move.copy.path if move.copy is not None else move.future)
-            reason = "a file could not be copied"
-            error = UnavailableError(reason, cause=str(error), path=str(path))
+            error = UnavailableError("a file could not be copied", cause=str(error), path=str(path))
         self._detach(move, MoveState.FAILED, error)
         target = self.name_of(move.target)
         _LOG.error("%s: the move to %s failed: %s", move.log.folder, target, error)
