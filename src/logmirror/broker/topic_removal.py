@@ -40,7 +40,7 @@ class TopicRemoval:
 
     Args:
         store: The broker's database.
-        executor: For changes of the database, from the threads of the bucket.
+        executor: For what blocks, and for changes of the database from the threads of the bucket.
         disk: The system calls.
         dirs: The log directories.
         bucket: The one in a bucket, if there is one.
@@ -80,7 +80,8 @@ class TopicRemoval:
             for folder in self._dirs.folders(topic)
             if folder.parent != self._dirs.work_dir
         }
-        placed = self._placed(logs)
+        loop = asyncio.get_running_loop()
+        placed = await loop.run_in_executor(self._executor, self._placed, logs)
         for log_dir, flush in flushes.items():
             while not flush.done() and log_dir not in self._dirs.offline:
                 await asyncio.wait([flush], timeout=_LOOK_S)
