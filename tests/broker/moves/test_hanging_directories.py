@@ -1,7 +1,7 @@
 """Goal: a log directory that hangs, without an error, costs the others nothing.
 
-Method: real brokers whose system calls on files of one directory do not end while it hangs. Their
-deadlines are shorter.
+Method: real brokers whose system calls on files of one directory do not end while it hangs. The
+deadlines of a stop are shorter.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ os.fdatasync = hanging(os.fdatasync, path_of)
 os.statvfs = hanging(os.statvfs, lambda path: path)
 
 from logmirror.broker import dir_failures
-from logmirror.broker.handlers import log_dirs
 
-log_dirs._VOLUME_S = 0.5
 dir_failures.STOP_LOOK_S, dir_failures.DEADLINE_S, dir_failures.STOP_S = 0.5, 1, 1
 '''
 
