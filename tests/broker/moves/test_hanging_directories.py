@@ -56,7 +56,7 @@ os.statvfs = hanging(os.statvfs, lambda path: path)
 
 from logmirror.broker import dir_failures
 
-dir_failures.STOP_LOOK_S, dir_failures.DEADLINE_S, dir_failures.STOP_S = 0.5, 1, 1
+dir_failures.STOP_LOOK_S, dir_failures.DEADLINE_S, dir_failures.STOP_S = 0.5, 1, 5
 '''
 
 
