@@ -179,7 +179,8 @@ def archived(history):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_claims_hold_the_ends_of_transactions_whose_markers_are_not_in_the_archive(seed):
-    history, _ = cleaned(seed)
+    history, removed = cleaned(seed)
+    assert removed
     store = archived(history)
     for number, source in enumerate(history.source):
         extent = history.extents[-1][number]

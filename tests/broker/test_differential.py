@@ -252,11 +252,11 @@ def transactions_of_version_2(talk: Conversation) -> None:
 def commits_of_a_consumer_member(talk: Conversation) -> None:
     """KIP-848."""
     topic, name, group = create(talk, "members"), talk.name("writer-3"), talk.name("consumers")
-    who = {"group_id": group, "member_id": "mine", "instance_id": None, "rack_id": None}
-    fields = {"member_epoch": 0, "subscribed_topic_names": [topic], "topic_partitions": []}
+    fields = {"group_id": group, "member_id": "mine", "instance_id": None, "rack_id": None}
+    fields |= {"member_epoch": 0, "subscribed_topic_names": [topic], "topic_partitions": []}
     fields |= {"subscribed_topic_regex": None, "server_assignor": "uniform"}
-    talk.ask("refused", *CONSUMER_BEAT, rebalance_timeout=-1, **who, **fields)
-    talk.ask("joined", *CONSUMER_BEAT, rebalance_timeout=60_000, **who, **fields)
+    talk.ask("refused", *CONSUMER_BEAT, rebalance_timeout=-1, **fields)
+    talk.ask("joined", *CONSUMER_BEAT, rebalance_timeout=60_000, **fields)
     epoch = talk.heard[-1][1]["member_epoch"]
     talk.forget_last()  # the first epoch is 1 here and 2 there: KIP-848 gives none
     partition = {
@@ -268,15 +268,8 @@ def commits_of_a_consumer_member(talk: Conversation) -> None:
     topics = [{"name": topic, "partitions": [partition]}]
     for version in (8, 9):
         for label, member, stale in (("own", "mine", 0), ("stale", "mine", 1), ("none", "x", 0)):
-            talk.ask(
-                f"{label}, version {version}",
-                *(Api.OFFSET_COMMIT, version),
-                group_id=group,
-                member_id=member,
-                generation_id_or_member_epoch=epoch - stale,
-                group_instance_id=None,
-                topics=topics,
-            )
+            who = epoch - stale, member, version
+            commit(talk, f"{label}, version {version}", group, topic, 4, *who)
     own = init(talk, "producer", name)
     writer = {"producer_id": own.producer_id, "producer_epoch": own.producer_epoch}
     talk.ask("added", *ADD_OFFSETS, transactional_id=name, group_id=group, **writer)

@@ -88,7 +88,7 @@ class Broker:
     """Settings that requests change."""
 
     volumes: dict[Path, asyncio.Future[tuple[ErrorCode, int, int]]] = field(default_factory=dict)
-    """The error, size and usable bytes of log directories that are being asked for them."""
+    """Reads of error, total and usable bytes that are in progress, by log directory."""
 
     copies: LocalCopies | None = None
     """Those of mounted archives."""

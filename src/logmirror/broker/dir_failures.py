@@ -64,7 +64,7 @@ class StopLimit:
 
     def begin(self) -> None:
         """Begin to count, if that has not begun."""
-        with contextlib.suppress(RuntimeError):
+        if self._timer.ident is None:
             self._timer.start()
 
     def cancel(self) -> None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from logmirror.broker.place_rows import Residence
 
 _LOOK_S: Final = 0.2
+_SYNC_S: Final = 10.0
+"""How long a deletion waits until the names of folders are durable."""
 
 
 class TopicRemoval:
@@ -67,8 +69,8 @@ class TopicRemoval:
     async def sync_names(self, topic: str, logs: Sequence[PartitionLog]) -> set[int]:
         """Make durable which partitions have a folder: a listed folder must be found some day.
 
-        A directory that fails meanwhile is not waited for. Nor does it matter if a folder is
-        removed meanwhile, and a directory that cannot be flushed is found by its next flush.
+        It waits up to `_SYNC_S`, and for no directory that has failed. A folder may be removed
+        meanwhile. A directory that cannot be flushed is found by its next flush.
 
         Returns:
             The partitions that have a folder.
@@ -81,9 +83,12 @@ class TopicRemoval:
             if folder.parent != self._dirs.work_dir
         }
         loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _SYNC_S
         placed = await loop.run_in_executor(self._executor, self._placed, logs)
         for log_dir, flush in flushes.items():
             while not flush.done() and log_dir not in self._dirs.offline:
+                if loop.time() >= deadline_s:
+                    return placed
                 await asyncio.wait([flush], timeout=_LOOK_S)
         return placed
 

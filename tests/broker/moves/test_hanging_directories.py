@@ -1,4 +1,4 @@
-"""Goal: a log directory that hangs, without an error, costs the others nothing.
+"""Goal: a log directory that hangs, without an error, keeps no thread of others, and no stop.
 
 Method: real brokers whose system calls on files of one directory do not end while it hangs. The
 deadlines of a stop are shorter.
@@ -6,18 +6,24 @@ deadlines of a stop are shorter.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
 from broker.moves.conftest import TwoDirs
+from broker.moves.test_failed_directories import hanging as hanging_parts
 from broker.moves.test_requests import BATCH, fill
 from kit.fakes.disk import loading
 from kit.runs.commands import wait_until
 from kit.servers.embedded import EmbeddedBroker
 from kit.servers.kafka import create_topic
+from logmirror.broker import topic_removal
 from logmirror.broker.apis import Api
+from logmirror.broker.handlers import log_dirs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +109,7 @@ def described(client: LogDirsClient) -> dict[str, int]:
 
 
 def test_requests_for_a_directory_that_hangs_keep_no_thread_from_others(hanging):
-    """DescribeLogDirs reads the size of each; lookups of timestamps need the same threads."""
+    """DescribeLogDirs reads the size of each. Lookups of timestamps need the broker's threads."""
     dirs = hanging.dirs
 
     def describe() -> dict[str, int]:
@@ -121,6 +127,27 @@ def test_requests_for_a_directory_that_hangs_keep_no_thread_from_others(hanging)
     assert describe() == {dirs.a.name: NONE, "b": NONE}
 
 
+def test_a_directory_that_hangs_is_asked_once_for_its_size(tmp_path, monkeypatch):
+    ends, asked = threading.Event(), []
+
+    def hang(path: Path) -> tuple[int, int, int]:
+        asked.append(path)
+        ends.wait(60)
+        return NONE, 1, 1
+
+    async def ask_twice() -> None:
+        broker = SimpleNamespace(volumes={})
+        first, second = (log_dirs._asked_volume(broker, tmp_path) for _ in range(2))  # noqa: SLF001  # a part of the handler
+        ends.set()
+        assert await first == await second == (NONE, 1, 1)
+        await asyncio.sleep(0)
+        assert broker.volumes == {}, "the next request asks again"
+
+    monkeypatch.setattr(log_dirs, "_volume", hang)
+    asyncio.run(ask_twice())
+    assert asked == [tmp_path]
+
+
 def test_a_stop_waits_for_a_bounded_time_for_a_directory_that_hangs(hanging):
     dirs, before = hanging.dirs, hanging.size_bytes
     with dirs.partition("b") as partition, ThreadPoolExecutor(1) as client:
@@ -134,3 +161,16 @@ def test_a_stop_waits_for_a_bounded_time_for_a_directory_that_hangs(hanging):
     dirs.broker.start()
     with dirs.partition("b") as partition:
         assert partition.log_end >= 900
+
+
+def test_a_deletion_waits_a_bounded_time_until_names_of_folders_are_durable(tmp_path, monkeypatch):
+    monkeypatch.setattr(topic_removal, "_SYNC_S", 0)
+
+    async def act() -> None:
+        async with hanging_parts(tmp_path) as found:
+            deleting = await found.delete()
+            assert found.parts.topics.by_name == {}, "it waits for the flush of the records now"
+            found.disk.ends.set()
+            await deleting
+
+    asyncio.run(act())

@@ -189,6 +189,7 @@ def commit(  # noqa: PLR0913, PLR0917  # the fields of the request
     offset: int,
     generation: int = -1,
     member: str = "",
+    version: int = COMMIT[1],
     **changed: Any,
 ) -> None:
     partition = {
@@ -199,7 +200,7 @@ def commit(  # noqa: PLR0913, PLR0917  # the fields of the request
     } | changed
     talk.ask(
         label,
-        *COMMIT,
+        *(Api.OFFSET_COMMIT, version),
         group_id=group,
         generation_id_or_member_epoch=generation,
         member_id=member,
